@@ -90,6 +90,22 @@ const char *kn_family_choices(kn_family_kind kind, char buf[KN_CHOICES])
     return buf;
 }
 
+const char *kn_family_types(kn_family_kind kind, kn_types_of of, char buf[KN_CHOICES])
+{
+    const kn_family *f;
+    char word[64];
+    buf[0] = '\0';
+    for (int i = 0; (f = kn_family_at(kind, i)); i++) {
+        const char *also = of == KN_TYPES_OWN ? NULL : f->also;
+        if (of == KN_TYPES_GGUF && !f->keys)
+            continue;
+        put_word(buf, KN_CHOICES, ", ", f->type);
+        while (next_word(&also, word))
+            put_word(buf, KN_CHOICES, ", ", word);
+    }
+    return buf;
+}
+
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 const kn_config_field *kn_family_field(const kn_family *f, const char *name)

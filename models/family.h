@@ -203,6 +203,9 @@ const kn_family *kn_family_of_choice(kn_family_kind kind, const char *choice);
 /* All choices, as kn_option has them: "custom|gpt2|...". */
 #define KN_CHOICES 1024
 const char *kn_family_choices(kn_family_kind kind, char buf[KN_CHOICES]);
+/* All "model_type"s, "gpt2, llama". The others' add .also; of GGUF, families without keys lack. */
+typedef enum kn_types_of { KN_TYPES_OWN, KN_TYPES_THEIRS, KN_TYPES_GGUF } kn_types_of;
+const char *kn_family_types(kn_family_kind kind, kn_types_of of, char buf[KN_CHOICES]);
 
 /* ---- a configuration of any family ----------------------------------------------------------- */
 

@@ -8,7 +8,8 @@
 
 bool kn_config_init(kn_module *m, const kn_model_config *c, kn_dtype dtype, kn_device device)
 {
-    return c->family->init(m, c->of, dtype, device);
+    kn_model_config whole = *c; /* with this table's defaults, which init may not know */
+    return kn_family_check(c->family, whole.of) && c->family->init(m, whole.of, dtype, device);
 }
 
 const void *kn_family_config_of(const kn_family *f, const void *model)

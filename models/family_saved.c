@@ -12,20 +12,17 @@ static const kn_family *family_in(const json_t *j, kn_family_kind kind, const kn
                                   const char *file)
 {
     const char *type = json_string_value(json_object_get(j, "model_type"));
-    const kn_family *f = kn_family_typed(kind, type), *other;
-    char types[256] = "";
+    const kn_family *f = kn_family_typed(kind, type);
+    char types[KN_CHOICES];
     if (f && (!want || f == want))
         return f;
     if (!type)
         return kn_fail_null("%s tells no sizes of a model: weights alone, as an export has them, "
                             "begin a training of their own (--init)",
                             file);
-    for (int i = 0; !want && (other = kn_family_at(kind, i)); i++)
-        snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
-                 other->type);
     return kn_fail_null(want ? "%s: the model is a %.64s, not a %s"
                              : "%s: the model is a %.64s, none of this program's, which are %s",
-                        file, type, want ? want->noun : types);
+                        file, type, want ? want->noun : kn_family_types(kind, KN_TYPES_OWN, types));
 }
 
 /* want: NULL: any of the kind. */

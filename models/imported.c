@@ -40,6 +40,7 @@ static bool read_config(const char *dir, kn_model_config *c)
     const char *path = at.text;
     json_t *j = kn_pretrained_config_read(path);
     const char *type = json_string_value(json_object_get(j, "model_type"));
+    char types[KN_CHOICES];
     if (!j)
         return false;
     *c = (kn_model_config){ .family = type ? kn_family_typed(KN_LANGUAGE_MODELS, type) : NULL };
@@ -51,9 +52,9 @@ static bool read_config(const char *dir, kn_model_config *c)
         kn_fail("%s: the model's weights are quantized (\"quantization_config\"%s%.60s), which "
                 "isn't read; use the model that it was made of, or a GGUF of F16, BF16 or Q8_0",
                 path, method ? " by " : "", method ? method : "");
-    ok = ok &&
-         (f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
-                       path, type ? "a " : "of an unknown kind", type ? type : ""));
+    ok = ok && (f || kn_fail("%s: the model is %s%.64s; these are read: %s", path,
+                             type ? "a " : "of an unknown kind", type ? type : "",
+                             kn_family_types(KN_LANGUAGE_MODELS, KN_TYPES_THEIRS, types)));
     ok = ok && kn_config_read_theirs(j, path, c);
     json_decref(j);
     return ok;

@@ -161,10 +161,10 @@ static bool check_heads(const kn_gguf *g, const char *arch, const kn_llama_confi
 static bool read_config(const kn_gguf *g, const char *arch, kn_model_config *c)
 {
     const kn_family *f = c->family = kn_family_typed(KN_LANGUAGE_MODELS, arch);
+    char types[KN_CHOICES];
     if (!f || !f->keys)
-        return kn_fail("%s: the model is of the architecture '%.60s'; gpt2, llama, mistral, qwen2 "
-                       "and qwen3 are read",
-                       g->path, arch);
+        return kn_fail("%s: the model is of the architecture '%.60s'; these are read: %s", g->path,
+                       arch, kn_family_types(KN_LANGUAGE_MODELS, KN_TYPES_GGUF, types));
     json_t *j = config_json(g, f, arch);
     bool ok = j && kn_config_read_theirs(j, g->path, c);
     json_decref(j);

@@ -37,7 +37,7 @@ __attribute__((format(printf, 2, 3))) static void say(char text[1024], const cha
 
 static void check(const setting *s)
 {
-    static const char *const strategy[] = { "full", "grad_op", "none" };
+    static const char *const strategy[] = { "full_shard", "shard_grad_op", "no_shard" };
     static const char *const prefetch[] = { "pre", "post", "none" };
     char text[1024] = "m1.kind=linear m2.kind=residual m2.when=loss_micro m3.kind=mlp m3.in=m2 "
                       "m4.kind=mlp m4.in=m2 m5.kind=linear m5.in=m2 m6.kind=mlp m7.kind=seq "
@@ -71,8 +71,8 @@ KN_TEST(branches, what_was_held_back_on_some_ranks_is_reduced_on_all)
 /* A unit runs on every rank, but on some ranks its parameters are unused (inactive experts). */
 KN_TEST(branches, all_parameters_without_gradient_on_some_ranks)
 {
-    static const char *const how[] = { "strategy=full", "layout=per_param", "layout=ragged",
-                                       "strategy=grad_op", "strategy=none" };
+    static const char *const how[] = { "strategy=full_shard", "layout=per_param", "layout=ragged",
+                                       "strategy=shard_grad_op", "strategy=no_shard" };
     for (int ranks = 2; ranks <= 4; ranks++)
         for (int i = 0; i < 5; i++) {
             char text[256];

@@ -34,26 +34,27 @@ static void check(const char *const *settings)
 
 KN_TEST(feature, strategies)
 {
-    CHECK("ranks=1", "ranks=3", "ranks=3 strategy=grad_op", "ranks=3 strategy=none",
-          "ranks=4 strategy=hybrid", "ranks=4 strategy=hybrid mesh=large",
-          "ranks=4 strategy=hybrid mesh=one", "ranks=4 strategy=hybrid_grad_op rounds=3",
-          "ranks=4 strategy=hybrid rounds=3 no_all_reduce=3",
-          "ranks=4 strategy=hybrid_grad_op rounds=4 no_all_reduce=5 no_sync=2");
+    CHECK("ranks=1", "ranks=3", "ranks=3 strategy=shard_grad_op", "ranks=3 strategy=no_shard",
+          "ranks=4 strategy=hybrid_shard", "ranks=4 strategy=hybrid_shard mesh=large",
+          "ranks=4 strategy=hybrid_shard mesh=one",
+          "ranks=4 strategy=hybrid_shard_grad_op rounds=3",
+          "ranks=4 strategy=hybrid_shard rounds=3 no_all_reduce=3",
+          "ranks=4 strategy=hybrid_shard_grad_op rounds=4 no_all_reduce=5 no_sync=2");
 }
 
 KN_TEST(feature, layouts)
 {
     CHECK("ranks=4 layout=per_param", "ranks=3 layout=ragged",
           "ranks=4 layout=per_param placement=last", "ranks=3 keep_whole_below=20",
-          "strategy=grad_op keep_whole_below=1000",
-          "ranks=4 strategy=hybrid no_sync=1 keep_whole_below=20");
+          "strategy=shard_grad_op keep_whole_below=1000",
+          "ranks=4 strategy=hybrid_shard no_sync=1 keep_whole_below=20");
 }
 
 KN_TEST(feature, reshard_after_forward)
 {
     CHECK("ranks=4 reshard_after_forward=2",
-          "ranks=4 strategy=hybrid mesh=large layout=per_param reshard_after_forward=2",
-          "reshard_after_forward=-1", "strategy=grad_op reshard_after_forward=1");
+          "ranks=4 strategy=hybrid_shard mesh=large layout=per_param reshard_after_forward=2",
+          "reshard_after_forward=-1", "strategy=shard_grad_op reshard_after_forward=1");
 }
 
 KN_TEST(feature, gathering_ahead)
@@ -69,15 +70,15 @@ KN_TEST(feature, gathering_ahead)
 KN_TEST(feature, accumulation)
 {
     CHECK("rounds=3 no_sync=3", "ranks=1 no_sync=1 layout=per_param",
-          "ranks=3 no_sync=1 layout=per_param", "strategy=none rounds=3 no_sync=3",
+          "ranks=3 no_sync=1 layout=per_param", "strategy=no_shard rounds=3 no_sync=3",
           "offload=file rounds=3 no_sync=3", "keep_gathered=yes rounds=3",
-          "keep_gathered=yes strategy=grad_op no_sync=1 e0.kind=evaluate",
+          "keep_gathered=yes strategy=shard_grad_op no_sync=1 e0.kind=evaluate",
           "rounds=3 e0.kind=never_reshard e1.kind=always_reshard e1.round=2",
           "forward_prefetch=yes e0.kind=evaluate e1.kind=evaluate e1.step=1",
-          "pairs=yes strategy=grad_op rounds=4", "pairs=swapped m0.recompute=yes",
+          "pairs=yes strategy=shard_grad_op rounds=4", "pairs=swapped m0.recompute=yes",
           "e0.kind=retain e1.kind=retain e1.step=1 layout=per_param",
-          "ranks=4 strategy=hybrid e0.kind=retain",
-          "ranks=3 strategy=grad_op m0.recompute=yes e0.kind=retain e0.round=1",
+          "ranks=4 strategy=hybrid_shard e0.kind=retain",
+          "ranks=3 strategy=shard_grad_op m0.recompute=yes e0.kind=retain e0.round=1",
           "offload=file m1.recompute=yes e0.kind=retain");
 }
 
@@ -90,17 +91,18 @@ KN_TEST(feature, factors)
 
 KN_TEST(feature, offload_and_threads)
 {
-    CHECK("ranks=1 offload=file", "offload=file rounds=4", "offload=file rounds=4 strategy=grad_op",
-          "offload=file rounds=4 strategy=none", "ranks_are=threads forward_prefetch=yes",
+    CHECK("ranks=1 offload=file", "offload=file rounds=4",
+          "offload=file rounds=4 strategy=shard_grad_op", "offload=file rounds=4 strategy=no_shard",
+          "ranks_are=threads forward_prefetch=yes",
           "ranks_are=threads workers=yes offload=file layout=per_param");
 }
 
 KN_TEST(feature, precision)
 {
-    CHECK("param_dtype=bf16", "ranks=3 param_dtype=bf16 strategy=grad_op layout=per_param",
-          "param_dtype=bf16 reduce_dtype=f32 strategy=none no_sync=1",
+    CHECK("param_dtype=bf16", "ranks=3 param_dtype=bf16 strategy=shard_grad_op layout=per_param",
+          "param_dtype=bf16 reduce_dtype=f32 strategy=no_shard no_sync=1",
           "param_dtype=f16 reduce_dtype=f32 scaler=256", "param_dtype=f16 scaler=too_large",
-          "ranks=4 strategy=hybrid param_dtype=bf16 offload=file",
+          "ranks=4 strategy=hybrid_shard param_dtype=bf16 offload=file",
           "reduce_dtype=bf16 keep_low_precision_grads=yes rounds=3",
           "param_dtype=bf16 cast_inputs=root m8.kind=norm full_precision_class=layer_norm",
           "param_dtype=bf16 param_dtype_of=norms m8.kind=rms_norm",
@@ -109,14 +111,14 @@ KN_TEST(feature, precision)
 
 KN_TEST(feature, units)
 {
-    CHECK("wrap=linear strategy=grad_op",
+    CHECK("wrap=linear strategy=shard_grad_op",
           "wrap=parts wrap_like=yes forward_prefetch=yes max_gathers=1",
           "wrap=seq m8.kind=seq m8.recompute=yes m9.kind=mlp m9.in=m8", "wrap=size dim=8",
           "wrap=policy m3.other=yes forward_prefetch=yes",
           "wrap=groups forward_prefetch=yes backward_prefetch=post",
-          "wrap=groups m1.recompute=yes e0.kind=evaluate", "recompute_by=part strategy=grad_op",
-          "recompute_by=both workers=yes", "head=embed embedding=unit",
-          "m8.kind=linear m8.ignored=yes m8.frozen=yes");
+          "wrap=groups m1.recompute=yes e0.kind=evaluate",
+          "recompute_by=part strategy=shard_grad_op", "recompute_by=both workers=yes",
+          "head=embed embedding=unit", "m8.kind=linear m8.ignored=yes m8.frozen=yes");
 }
 
 static bool set_reshard(matrix_net *n, int step, int round)

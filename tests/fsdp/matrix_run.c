@@ -9,6 +9,7 @@
  *   total           = total + partial[replica] in order
  *
  * With one replica local goes to the total directly. */
+#include "fsdp/kinds.h"
 #include "tests/fsdp/matrix.h"
 #include "nn/nn_internal.h"
 
@@ -17,9 +18,10 @@
 const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
 {
     static const char *const model[] = { "gpt", "odd", "turn", "llama", "own" };
-    static const char *const strategy[] = { "default", "full",   "grad_op",
-                                            "none",    "hybrid", "hybrid_grad_op" };
-    static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
+#define STRATEGY(id, name, ...) [KN_##id] = name,
+#define LAYOUT(id, name, ...)   [KN_LAYOUT_##id] = name,
+    static const char *const strategy[] = { "default", KN_STRATEGIES(STRATEGY) };
+    static const char *const layout[] = { "default", KN_LAYOUTS(LAYOUT) };
     static const char *const prefetch[] = { "default", "pre", "post", "none" };
     static const char *const optimizer[OPTIMIZER_KINDS] = { "adamw", "sgd", "momentum", "nesterov",
                                                             "lion",  "own", "muon",     "amsgrad" };

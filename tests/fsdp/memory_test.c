@@ -205,10 +205,10 @@ static setting generate(uint64_t seed, int ranks)
     below(2);
     setting s = { .ranks = ranks };
     s.strategy = (kn_strategy)(KN_FULL_SHARD + below(KN_STRATEGY_COUNT - KN_FULL_SHARD));
-    if (s.strategy == KN_HYBRID_SHARD || s.strategy == KN_HYBRID_SHARD_GRAD_OP)
+    if (s.strategy >= KN_HYBRID_SHARD)
         s.shards = ranks == 4 ? 1 << below(3) : 1 + below(ranks);
     int shards = s.strategy == KN_NO_SHARD ? 1 : s.shards ? s.shards : ranks;
-    s.layout = (kn_layout_kind)(KN_LAYOUT_FLAT + below(3));
+    s.layout = (kn_layout_kind)(KN_LAYOUT_FLAT + below(KN_LAYOUT_COUNT - KN_LAYOUT_FLAT));
     static const int reshard[] = { KN_RESHARD_DEFAULT, KN_RESHARD_DEFAULT, KN_RESHARD_NEVER,
                                    KN_RESHARD_ALWAYS, 2 };
     s.reshard = reshard[below(shards % 2 == 0 ? 5 : 4)];

@@ -190,7 +190,7 @@ typedef struct random_program {
 random_program random_draw(uint64_t seed);
 /* The number behind an option's value: 3 steps, a bit mask, ... */
 int random_number(const random_program *p, int option);
-/* "ranks=3 strategy=hybrid m1.kind=linear ...": the values that aren't 0. */
+/* "ranks=3 strategy=hybrid_shard m1.kind=linear ...": the values that aren't 0. */
 const char *random_text(const random_program *p, char *buf, size_t size);
 /* Parses such a text; false, with a message on standard error, for an unknown word. */
 bool random_parse(const char *text, random_program *p);

@@ -1,4 +1,5 @@
 /* tests/fsdp/random_draw.c: programs as numbers: drawing them, text, shrinking, coverage. */
+#include "fsdp/kinds.h"
 #include "tests/fsdp/random.h"
 #include <ctype.h>
 
@@ -9,6 +10,8 @@ typedef struct field {
     int percent;
 } field;
 
+#define WORD(id, name, ...) " " name
+
 static const field option_field[O_OPTIONS] = {
     [O_RANKS] = { "ranks", "2 1 3 4", 60 },
     [O_STEPS] = { "steps", "2 3 4", 30 },
@@ -16,9 +19,9 @@ static const field option_field[O_OPTIONS] = {
     [O_DIM] = { "dim", "4 1 2 3 5 7 8 16", 70 },
     [O_BATCH] = { "batch", "2 1 3", 40 },
     [O_HEAD] = { "head", "mse embed tied", 50 },
-    [O_STRATEGY] = { "strategy", "full grad_op none hybrid hybrid_grad_op", 70 },
+    [O_STRATEGY] = { "strategy", &(KN_STRATEGIES(WORD))[1], 70 },
     [O_MESH] = { "mesh", "small large one", 50 },
-    [O_LAYOUT] = { "layout", "flat per_param ragged", 60 },
+    [O_LAYOUT] = { "layout", &(KN_LAYOUTS(WORD))[1], 60 },
     [O_PLACEMENT] = { "placement", "rows last", 30 },
     [O_WHOLE_BELOW] = { "keep_whole_below", "0 5 20 1000", 25 },
     [O_WRAP] = { "wrap", "root linear parts seq size policy hand groups unwrapped", 95 },

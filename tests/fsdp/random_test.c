@@ -26,7 +26,7 @@ KN_TEST(random, programs_that_differed)
 {
     static const char *const text[] = {
         /* the order of reductions where ranks reach different units */
-        "dim=8 head=embed strategy=hybrid_grad_op wrap=linear m1.kind=mlp m1.when=loss_micro",
+        "dim=8 head=embed strategy=hybrid_shard_grad_op wrap=linear m1.kind=mlp m1.when=loss_micro",
         "wrap=groups m2.kind=norm m2.when=round m2.unit=yes m7.kind=seq m7.unit=yes m8.kind=own "
         "m8.in=m7 m8.when=run_micro",
         "wrap=parts m1.kind=residual m1.when=loss_micro m2.kind=residual m2.in=m1 m2.recompute=yes "
@@ -54,7 +54,8 @@ KN_TEST(random, programs_that_differed)
         "ranks=1 optimizers=2 m2.kind=rms_norm m2.frozen=yes m3.kind=linear "
         "e0.kind=fail_pre_backward e0.step=1 e0.at=m2 e1.kind=freeze e1.step=1 e1.at=m3",
         /* a backward that brings nothing, but reduces partial sums beside a frozen unit */
-        "ranks=4 strategy=hybrid wrap=hand no_all_reduce=1 m9.kind=norm m9.unit=yes m9.frozen=yes "
+        "ranks=4 strategy=hybrid_shard wrap=hand no_all_reduce=1 m9.kind=norm m9.unit=yes "
+        "m9.frozen=yes "
         "e0.kind=call_backward e0.round=1 e0.at=m9",
         /* a summon after the call of one module of a group */
         "wrap=groups m2.kind=batchnorm m2.unit=yes m6.kind=partly m6.unit=yes e0.kind=call "

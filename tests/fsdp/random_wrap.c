@@ -62,7 +62,7 @@ static const random_node *node_of(const random_net *n, const kn_module *m)
 /* A unit with options of its own. */
 static void otherwise(kn_fsdp_wrap_options *o)
 {
-    o->layout = o->layout == KN_LAYOUT_RAGGED ? KN_LAYOUT_FLAT : o->layout + 1;
+    o->layout = o->layout == KN_LAYOUT_COUNT - 1 ? KN_LAYOUT_FLAT : o->layout + 1;
     o->strategy = o->strategy == KN_NO_SHARD ? KN_FULL_SHARD : o->strategy + 1;
     o->placement = NULL;
     o->backward_prefetch = KN_PREFETCH_NONE;

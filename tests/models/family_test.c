@@ -139,6 +139,24 @@ KN_TEST(family, names_and_shapes_are_those_of_published_files)
     }
 }
 
+static void with_biases(void *config)
+{
+    kn_llama_family.fill(config);
+    ((kn_llama_config *)config)->qkv_bias = true;
+}
+
+KN_TEST(family, a_table_over_another_model_has_defaults_of_its_own)
+{
+    kn_module m = { 0 };
+    kn_family own = kn_llama_family;
+    own.fill = with_biases;
+    kn_model_config c = small_config(LLAMA);
+    c.family = &own;
+    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s", kn_error());
+    KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"), "%s", kn_error());
+    kn_module_free(&m);
+}
+
 /* ---- what every model does ------------------------------------------------------------------- */
 
 KN_TEST(family, a_loss_falls_in_each_dtype)

@@ -170,7 +170,8 @@ KN_TEST(imported, refused)
     static const struct {
         const char *name, *key, *value, *says;
     } cases[] = {
-        { "mistral", "model_type", "\"gemma\"", "the model is a gemma; gpt2, llama, mistral" },
+        { "mistral", "model_type", "\"gemma\"",
+          "the model is a gemma; these are read: gpt2, llama, mistral, qwen2, qwen3" },
         { "mistral", "model_type", "7", "of an unknown kind" },
         { "mistral", "quantization_config", "{\"quant_method\": \"awq\"}", "quantized (\"quant" },
         { "mistral", "num_hidden_layers", "3", "at least 27 tensors" },

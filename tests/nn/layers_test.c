@@ -1,9 +1,10 @@
 /* tests/nn/layers_test.c: every layer's gradient by finite differences through kn_call, in f64: of
- * the input and of all parameters. */
+ * the input and of all parameters; and each allocation of a layer that fails. */
 #include "nn/hooks.h"
 #include "autograd/volumes.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
+#include "tests/failing.h"
 #include "tests/owned.h"
 
 /* sum(w * m(x)) for fixed weights; the same draws each time. */
@@ -77,10 +78,25 @@ static kn_tensor *image(int64_t C)
     return kn_randn(KN_F64, KN_CPU, 1, 1, KN_SHAPE(2, C, 4, 3));
 }
 
-/* A layer m of a type, made by a call, at x. */
+static bool freed(void *m, bool ok)
+{
+    kn_module_free(m);
+    return ok;
+}
+
+/* A layer m of a type is made by a call, in which each allocation may fail. */
+#define CHECK_INIT(type, call)                                                                     \
+    do {                                                                                           \
+        type layer = { 0 }, *m = &layer;                                                           \
+        KN_CHECK(freed(m, call), "%s", kn_error());                                                \
+        EACH_ALLOCATION_FAILS(freed(m, call), 1);                                                  \
+    } while (0)
+
+/* The gradients of such a layer at x. */
 #define CHECK_LAYER(type, x, call)                                                                 \
     do {                                                                                           \
-        type layer, *m = &layer;                                                                   \
+        CHECK_INIT(type, call);                                                                    \
+        type made, *m = &made;                                                                     \
         KN_CHECK(call);                                                                            \
         check(m, x);                                                                               \
     } while (0)
@@ -195,6 +211,8 @@ KN_TEST(layers, of_features)
     CHECK_LAYER(kn_swiglu, input(2, 4, 3, 0),
                 kn_swiglu_init(m, NULL, "", 3, 4, F64, .dropout = 0.3) &&
                     kn_param_count(m) == 3 * 12 + 2 * 4 + 3);
+    CHECK_INIT(kn_gru, kn_gru_init(m, NULL, "", 4, 2, .bidirectional = true));
+    CHECK_INIT(kn_embedding_bag, kn_embedding_bag_init(m, NULL, "", 3, 2, .sparse = true));
 }
 
 KN_TEST(layers, of_attention)

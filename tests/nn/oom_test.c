@@ -146,80 +146,6 @@ static bool whole_run_of_changes(void *arg)
     return ok;
 }
 
-/* ---- a layer alone: no step follows in which an error that stands would show ----------------- */
-
-typedef union any_layer {
-    kn_module base;
-    kn_linear linear;
-    kn_embedding embedding;
-    kn_layer_norm layer_norm;
-    kn_rms_norm rms_norm;
-    kn_conv2d conv2d;
-    kn_conv3d conv3d;
-    kn_conv_transpose1d conv_transpose1d;
-    kn_batch_norm batch_norm;
-    kn_group_norm group_norm;
-    kn_instance_norm instance_norm;
-    kn_dropout dropout;
-    kn_self_attention self_attention;
-    kn_multi_head_attention multi_head_attention;
-    kn_mlp mlp;
-    kn_swiglu swiglu;
-    kn_gru gru;
-    kn_embedding_bag embedding_bag;
-} any_layer;
-
-enum { LAYERS = 17 };
-static int layer_kind;
-
-static bool layer_init(any_layer *l)
-{
-    switch (layer_kind) {
-    case 0:
-        return kn_linear_init(&l->linear, NULL, "", 3, 2);
-    case 1:
-        return kn_embedding_init(&l->embedding, NULL, "", 3, 2);
-    case 2:
-        return kn_layer_norm_init(&l->layer_norm, NULL, "", 3);
-    case 3:
-        return kn_rms_norm_init(&l->rms_norm, NULL, "", 3);
-    case 4:
-        return kn_conv2d_init(&l->conv2d, NULL, "", 3, 2, 3);
-    case 5:
-        return kn_conv_transpose1d_init(&l->conv_transpose1d, NULL, "", 3, 2, 3);
-    case 6:
-        return kn_batch_norm_init(&l->batch_norm, NULL, "", 3);
-    case 7:
-        return kn_group_norm_init(&l->group_norm, NULL, "", 1, 3);
-    case 8:
-        return kn_instance_norm_init(&l->instance_norm, NULL, "", 3, .affine = true,
-                                     .track_running_stats = true);
-    case 9:
-        return kn_dropout_init(&l->dropout, NULL, "", 0.5);
-    case 10:
-        return kn_self_attention_init(&l->self_attention, NULL, "", 4, 2);
-    case 11:
-        return kn_multi_head_attention_init(&l->multi_head_attention, NULL, "", 4, 2);
-    case 12:
-        return kn_mlp_init(&l->mlp, NULL, "", 4);
-    case 13:
-        return kn_gru_init(&l->gru, NULL, "", 4, 2, .bidirectional = true);
-    case 14:
-        return kn_embedding_bag_init(&l->embedding_bag, NULL, "", 3, 2, .sparse = true);
-    case 15:
-        return kn_conv3d_init(&l->conv3d, NULL, "", 3, 2, 3);
-    default:
-        return kn_swiglu_init(&l->swiglu, NULL, "", 4, 4);
-    }
-}
-
-static bool whole_run_of_a_layer(void *arg)
-{
-    (void)arg;
-    OWNED_MODULE any_layer l = { 0 };
-    return layer_init(&l);
-}
-
 /* ---- each allocation in turn ----------------------------------------------------------------- */
 
 static void nothing_is_open(void *arg)
@@ -247,10 +173,4 @@ KN_TEST(oom, every_allocation_of_a_convnet_may_fail)
 KN_TEST(oom, every_allocation_of_a_changing_tree_may_fail)
 {
     each_allocation(whole_run_of_changes, 40);
-}
-
-KN_TEST(oom, every_allocation_of_a_layer_may_fail)
-{
-    for (layer_kind = 0; layer_kind < LAYERS; layer_kind++)
-        each_allocation(whole_run_of_a_layer, 2);
 }

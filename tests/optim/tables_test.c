@@ -212,6 +212,27 @@ KN_TEST(tables, adamw_is_lazy)
     KN_CHECK_OK();
 }
 
+KN_TEST(tables, adagrad_adds_decay_to_a_whole_gradient)
+{
+    const double lr = 0.1, decay = 0.3;
+    OWNED_MODULE net m;
+    build(&m, KN_F64, false, 0);
+    OWNED_OPTIM kn_optim *o = kn_adagrad(&m, .lr = lr, .weight_decay = decay);
+    double w[ROWS * DIM], g[ROWS * DIM], sum[ROWS * DIM] = { 0 }, now[ROWS * DIM];
+    KN_CHECK(o && kn_to_host(weight(&m), w, sizeof w));
+    for (int step = 0; step < 3; step++) {
+        KN_CHECK(backward(&m, step, NULL) && kn_to_host(kn_grad(weight(&m)), g, sizeof g));
+        KN_CHECK(kn_step(o) && kn_to_host(weight(&m), now, sizeof now));
+        for (int k = 0; k < ROWS * DIM; k++) {
+            const double with = g[k] + decay * w[k];
+            sum[k] += with * with;
+            w[k] -= lr * with / (sqrt(sum[k]) + 1e-10);
+            KN_CHECK(fabs(now[k] - w[k]) < 1e-12, "step %d, element %d", step, k);
+        }
+    }
+    KN_CHECK_OK();
+}
+
 /* One number a row. */
 KN_TEST(tables, adagrad_by_rows)
 {
