@@ -125,7 +125,7 @@ extern "C" {
         products(&a->y, &a->w), all)                                                              \
     ROW(CONV_GRAD_X, conv_grad_x, "dx:float[N,C,H,W] dy:float[N,O,P,Q] w:float[O,E,R,S]", NO_VEC, \
         products(&a->dy, &a->w), all)                                                             \
-    ROW(CONV_GRAD_W, conv_grad_w, "dw:float[O,E,R,S] dy:float[N,O,P,Q] x:float[N,C,H,W]", NO_VEC, \
+    ROW(CONV_GRAD_W, conv_grad_w, "dw:float[O,E,R,S] dy:float[N,O,P,Q] x:float[N,C,H,W]", VEC,    \
         products(&a->dy, &a->dw), all)                                                            \
     ROW(BATCH_NORM, batch_norm,                                                                   \
         "y?[N,C,*] x:float[N,C,*] w?:float[C] b?:float[C] mean:float[C] rstd:float[C] "           \

@@ -166,6 +166,25 @@ OVERLAY(overlay_image, conv_grad_w_of_many_channels, CONV_GRAD_W, 6000, overlay_
     case_run(c, &a);
 }
 
+/* Many positions: sums of pieces, and of blocks of one. */
+OVERLAY(overlay_image, conv_grad_w_of_many_positions, CONV_GRAD_W, 6100, overlay_cases(24))
+{
+    const int64_t kernel = i % 3 ? 3 : 1 + 6 * case_pick(c, 2), N = 1 + case_pick(c, 4);
+    const int64_t O = 2 + case_pick(c, 9), C = 1 + i % 19, stride = 1 + case_pick(c, 2);
+    const int64_t H = stride * (23 + case_pick(c, 9)), W = stride * (22 + case_pick(c, 12));
+    const int64_t P = positions(H, kernel, kernel / 2, stride, 1);
+    const int64_t Q = positions(W, kernel, kernel / 2, stride, 1);
+    const kn_dtype t = case_float(c);
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride } };
+    a.pad[0] = a.pad[1] = kernel / 2, a.dilation[0] = a.dilation[1] = 1;
+    a.dy = image(c, t, NORMAL, (int64_t[]){ N, O, P, Q });
+    a.x = image(c, t, NORMAL, (int64_t[]){ N, C, H, W });
+    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, kernel, kernel });
+    case_note(c, " kernel %d stride %d", (int)kernel, (int)stride);
+    case_close(c, &a.dw, sum_error(N * P * Q));
+    case_run(c, &a);
+}
+
 KN_TEST(overlay_image, conv_of_other_shapes)
 {
     float x[64] = { 0 }, w[36] = { 0 }, y[64];

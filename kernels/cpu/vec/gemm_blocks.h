@@ -11,7 +11,7 @@
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_BLOCKS_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_BLOCKS_H
 
-#include "kernels/cpu/vec/gemm.h"
+#include "kernels/cpu/vec/gemm_windows.h"
 
 #include <stdatomic.h>
 
@@ -31,6 +31,7 @@ typedef struct product {
     kn_dtype t, ct, bias_t;
     int64_t cm, cn, am, ak, bk, bn, bias_n;
     bool add;
+    const windows *windows; /* NULL, or b[k, n]: those of the images at b */
 } product;
 
 /* Shared by the threads that work on one product. Blocks use the two places of left in turn. */
@@ -142,10 +143,23 @@ static panel panel_of(const product *p, const block *b, int64_t j)
     panel s = { .at = gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
                 .width = v_min_i64(GEMM_NR, b->n + b->nb - n) };
     const bool rows = p->bn == 1;
+    if (p->windows && b->kb > 0) {
+        s.at = windows_first(p->b, p->windows, n, b->k, p->t);
+        s.lines = b->kb, s.run = s.width, s.apart = windows_apart(p->windows);
+        return s;
+    }
     s.lines = rows ? b->kb : s.width;
     s.run = rows ? s.width : b->kb;
     s.apart = rows ? p->bk : p->bn;
     return s;
+}
+
+static void pack_right(const product *p, float *right, const panel *s, const block *b, int64_t j)
+{
+    if (p->windows)
+        windows_pack(right, p->b, p->windows, b->n + j * GEMM_NR, s->width, b->k, b->kb, p->t);
+    else
+        gemm_pack_right(right, s->at, p->t, p->bn, p->bk, s->width, b->kb);
 }
 
 /* Asks for part i of n of a panel's source. */
@@ -202,8 +216,19 @@ static int64_t groups(const team *t, const block *b)
     return n;
 }
 
-/* Tasks, one after the other to free threads. */
-static void multiply_block(const product *p, team *t, const float *left, const block *b, int thread)
+/* The panel of task `at` of a block, or of the block after it. */
+static panel panel_after(const product *p, const team *t, const block *b, int64_t at,
+                         const block *next)
+{
+    const int64_t cut = groups(t, b), tasks = cut * b->right;
+    if (at < tasks || !next)
+        return panel_of(p, b, v_min_i64(at, tasks - 1) / cut);
+    return panel_of(p, next, v_min_i64((at - tasks) / groups(t, next), next->right - 1));
+}
+
+/* Tasks, one after the other to free threads. next: the block after it, or NULL. */
+static void multiply_block(const product *p, team *t, const float *left, const block *b,
+                           const block *next, int thread)
 {
     float *right = t->right + thread * GEMM_NR * t->depth;
     float bias[GEMM_NR] = { 0 };
@@ -214,13 +239,12 @@ static void multiply_block(const product *p, team *t, const float *left, const b
         const int64_t then = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
         const int64_t j = task / cut, group = task % cut;
         const int64_t first = b->left * group / cut, end = b->left * (group + 1) / cut;
-        const panel here = panel_of(p, b, j),
-                    there = panel_of(p, b, v_min_i64(then, tasks - 1) / cut);
-        gemm_pack_right(right, here.at, p->t, p->bn, p->bk, here.width, b->kb);
+        const panel here = panel_of(p, b, j), there = panel_after(p, t, b, then, next);
+        pack_right(p, right, &here, b, j);
         for (int64_t i = 0; biased && i < here.width; i++)
             bias[i] = gemm_get(p->bias, p->bias_t, (b->n + j * GEMM_NR + i) * p->bias_n);
         for (int64_t i = first; i < end; i++) {
-            if (then < tasks && b->kb > 0)
+            if (b->kb > 0 && (then < tasks || next))
                 panel_prefetch(p, &there, i - first, end - first);
             panel_product(p, t, left, right, biased ? bias : NULL, b, i, j);
         }
@@ -257,11 +281,12 @@ static void stage_part(const void *ctx, int64_t part)
 {
     const stage *s = ctx;
     team *t = s->t;
-    block b;
+    block b, next;
+    const bool more = block_at(s->p, t, s->i + 1, &next);
     if (s->i >= 0 && block_at(s->p, t, s->i, &b))
-        multiply_block(s->p, t, t->left[s->i % 2], &b, (int)part);
-    if (block_at(s->p, t, s->i + 1, &b))
-        pack_left(s->p, t->left[(s->i + 1) % 2], &b, (int)part, t->size);
+        multiply_block(s->p, t, t->left[s->i % 2], &b, more ? &next : NULL, (int)part);
+    if (more)
+        pack_left(s->p, t->left[(s->i + 1) % 2], &next, (int)part, t->size);
 }
 
 /* By all threads of the team, stage by stage. */

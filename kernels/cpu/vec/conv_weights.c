@@ -1,0 +1,144 @@
+/* kernels/cpu/vec/conv_weights.c: KN_K_CONV_GRAD_W of channels-last images, as one product,
+ *
+ *   dw[O, (R,S,C)] = dy[O, positions] windows of x[positions, (R,S,C)]
+ *
+ * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. Other layouts and groups are
+ * left to the next provider. If that is oneDNN, so are vectors that aren't AVX2's: only there is
+ * this way measured to be faster (docs/results.md). */
+#include "kernels/cpu/vec/gemm_batch.h"
+
+/* Whether channels lie side by side, and one step leads from each position to the next. */
+static bool is_matrix(const kn_array *a, int64_t *step)
+{
+    static const int inward[] = { 3, 2, 0 };
+    int64_t count = 1;
+    *step = a->shape[1];
+    for (int i = 0; i < 3; i++) {
+        const int64_t n = a->shape[inward[i]], s = a->stride[inward[i]];
+        if (n == 1)
+            continue;
+        if (count == 1)
+            *step = s;
+        else if (s != *step * count)
+            return false;
+        count *= n;
+    }
+    return a->shape[1] == 1 || a->stride[1] == 1;
+}
+
+static bool takes(const kn_conv_grad_w_args *a)
+{
+    const kn_dtype t = a->x.dtype, to = a->dw.dtype;
+#ifdef KN_HAVE_ONEDNN
+    if (KN_VW != 8)
+        return false;
+#endif
+    return a->groups == 1 && vec_float(t) && a->dy.dtype == t && (to == t || to == KN_F32) &&
+           (a->x.shape[1] == 1 || a->x.stride[1] == 1);
+}
+
+static windows windows_of(const kn_conv_grad_w_args *a)
+{
+    const int64_t *s = a->x.stride, C = a->dw.shape[1], S = a->dw.shape[3];
+    const bool together = a->dilation[1] == 1 && (s[3] == C || a->x.shape[3] == 1);
+    windows w = { .H = a->x.shape[2], .W = a->x.shape[3] };
+    w.P = a->dy.shape[2], w.Q = a->dy.shape[3];
+    w.image = s[0], w.row = s[2], w.column = together ? C : s[3];
+    memcpy(w.stride, a->stride, sizeof w.stride);
+    memcpy(w.pad, a->pad, sizeof w.pad);
+    memcpy(w.dilation, a->dilation, sizeof w.dilation);
+    w.channels = C;
+    w.across = together ? S : 1;
+    w.runs = S / w.across;
+    return w;
+}
+
+/* ---- pieces: products of some images each, added in order ------------------------------------ */
+
+enum { SMALL_RESULT = 160 * 1024, LONG = 512, PIECES = 16, ADD = 1024 };
+
+/* By the shapes alone. A small result has too few panels for all threads, and so little work
+ * between two meetings of theirs that these show. */
+static int64_t pieces_of(const product *p, int64_t images)
+{
+    int64_t n = v_min_i64(images, PIECES);
+    if (p->M * p->N > SMALL_RESULT)
+        return 1;
+    while (n > 1 && (images % n != 0 || p->K / n < LONG))
+        n--;
+    return v_max_i64(n, 1);
+}
+
+typedef struct sums {
+    float *at; /* [pieces, n] */
+    int64_t pieces, n;
+} sums;
+
+/* Blocks [begin, end) of ADD elements. */
+static void add_pieces(const void *ctx, int64_t begin, int64_t end)
+{
+    const sums *s = ctx;
+    const int64_t last = v_min_i64(end * ADD, s->n);
+    for (int64_t from = begin * ADD; from < last; from += ADD)
+        for (int64_t i = 1; i < s->pieces; i++)
+            for (int64_t j = from; j < v_min_i64(from + ADD, last); j++)
+                s->at[j] += s->at[i * s->n + j];
+}
+
+/* dw = the sum of a batch's products, [O,R,S,C] each. */
+static kn_status run_pieces(batch *s, const kn_array *dw, int threads)
+{
+    const int64_t *n = dw->shape;
+    const sums all = { NULL, s->count, s->p.M * s->p.N };
+    const size_t bytes = (size_t)(all.pieces * all.n) * sizeof(float);
+    sums to = all;
+    to.at = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!to.at)
+        return KN_FAILED;
+    s->p.c = (char *)to.at, s->p.ct = KN_F32, s->p.cm = s->p.N, s->p.cn = 1;
+    const bool divided = threads > 1 && s->count >= threads;
+    bool good = divided ? batch_divided(s, threads) : batch_shared(s, threads);
+    kn_status status = KN_FAILED;
+    if (good) {
+        kn_each_range(kn_threads_for(to.pieces * to.n), (to.n + ADD - 1) / ADD, add_pieces, &to);
+        kn_copy_args copy = { *dw, kn_array_make(to.at, KN_F32, 4, n) };
+        const int64_t strides[4] = { n[1] * n[2] * n[3], 1, n[3] * n[1], n[1] };
+        memcpy(copy.src.stride, strides, sizeof strides);
+        status = VEC_FN(vec_copy)(&copy);
+    }
+    kn_give(kn_device_memory(KN_CPU), to.at, bytes, KN_MEM_WORKSPACE);
+    return status;
+}
+
+kn_status VEC_FN(vec_conv_grad_w)(const void *args)
+{
+    const kn_conv_grad_w_args *a = args;
+    const int64_t *n = a->dw.shape, images = a->x.shape[0];
+    int64_t step, x_step;
+    if (!takes(a) || !is_matrix(&a->dy, &step))
+        return KN_DECLINED;
+    if (kn_array_numel(&a->dw) == 0)
+        return KN_DONE;
+    const windows w = windows_of(a);
+    batch s = { .p = { .M = n[0], .N = n[1] * n[2] * n[3], .t = a->x.dtype, .windows = &w } };
+    product *p = &s.p;
+    p->K = images * a->dy.shape[2] * a->dy.shape[3];
+    p->a = a->dy.data, p->am = 1, p->ak = step;
+    p->b = a->x.data;
+    const bool one = n[2] * n[3] == 1;
+    if (one && a->pad[0] == 0 && a->pad[1] == 0 && a->stride[0] == 1 && a->stride[1] == 1 &&
+        is_matrix(&a->x, &x_step))
+        p->windows = NULL, p->bk = x_step, p->bn = 1;
+    const double work = 2.0 * (double)p->M * (double)p->N * (double)p->K;
+    const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+    s.ndim = 1, s.count = s.shape[0] = pieces_of(p, images);
+    if (s.count == 1 && one) { /* dw is in the order of the windows */
+        p->c = a->dw.data, p->ct = a->dw.dtype, p->cm = a->dw.stride[0], p->cn = a->dw.stride[1];
+        return batch_shared(&s, threads) ? KN_DONE : KN_FAILED;
+    }
+    p->K /= s.count;
+    s.a[0] = p->K * step;
+    s.b[0] = images / s.count * a->x.stride[0];
+    s.c[0] = p->M * p->N;
+    return run_pieces(&s, &a->dw, threads);
+}
