@@ -2,7 +2,7 @@
  * strategy and layout beside one of NO_SHARD, in turns on the same ranks.
  *
  *   bench_fsdp [--model gpt2|resnet50] [--ranks 2] [--threads 1] [--repeats 5] [--steps 1]
- *              [--only NAME] [--batch N] [--ctx 256] [--layers N] [--size 224] [--where]
+ *              [--only NAME] [--batch N] [--ctx 256] [--layers N] [--size 224] [--where] [--serve]
  *
  * gpt2 is GPT-2 124M of batch 4 x 256 a rank with clipping and AdamW, resnet50 a ResNet-50 of batch
  * 8 x 224 x 224 a rank with momentum (or another name of models/resnet.h); f32. Each contender runs
@@ -15,7 +15,9 @@
  * --threads is max(1, cores / ranks) by default.
  *
  * --where: then a line for each kernel and collective that takes longer or shorter than in a step
- * of NO_SHARD (rank 0, medians would need more steps: noise shows here too). */
+ * of NO_SHARD (rank 0, medians would need more steps: noise shows here too).
+ * --serve: takes --steps steps of the contender --only at each line "steps" of stdin and answers by
+ * a line, the seconds of one; at "end" it ends. So scripts/peers fsdp makes it take turns. */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
 #include "bench/times.h"
@@ -238,6 +240,30 @@ static bool compare(const contender *c, const sizes *s, kn_comm *world, bool whe
     return ok;
 }
 
+/* Rank 0 reads the lines, all take the steps. */
+static bool serve(const contender *c, const sizes *s, kn_comm *world)
+{
+    static run r;
+    kn_stream *stream = kn_compute_stream(KN_CPU);
+    bool ok = run_begin(&r, c, s, world);
+    for (int i = 0; i < 2 && ok; i++)
+        ok = step(&r, s, world, 1) > 0 && kn_ok();
+    while (ok) {
+        char line[16];
+        float on =
+            kn_rank(world) == 0 && fgets(line, sizeof line, stdin) && strcmp(line, "steps\n") == 0;
+        if (!kn_all_reduce_max(world, &on, 1, stream, "bench") || on == 0)
+            break;
+        const double seconds = step(&r, s, world, s->steps);
+        ok = kn_ok();
+        if (kn_rank(world) == 0)
+            printf("%.9f\n", seconds);
+        fflush(stdout);
+    }
+    run_end(&r);
+    return ok;
+}
+
 static int64_t option(int argc, char **argv, const char *name, int64_t otherwise)
 {
     int64_t value = number(argc, argv, name, otherwise);
@@ -267,7 +293,7 @@ int main(int argc, char **argv)
                "A training step sharded in several ways, over one without sharding.\n"
                "  bench_fsdp [--model NAME] [--ranks N] [--threads N] [--repeats N] [--steps N] "
                "[--only NAME]\n"
-               "    [--batch N] [--ctx N] [--layers N] [--size N] [--where]\n"
+               "    [--batch N] [--ctx N] [--layers N] [--size N] [--where] [--serve]\n"
                "NAME: gpt2 (default), resnet50, resnet18, ...; of --only: full_shard, "
                "full_shard_per_param,\n    full_shard_ragged, shard_grad_op",
                0);
@@ -280,17 +306,22 @@ int main(int argc, char **argv)
     if (!kn_ok() || !models(&s, argc, argv))
         return kn_finish();
     s.repeats = s.repeats < MAX_REPEATS ? s.repeats : MAX_REPEATS;
-    if (kn_rank(world) == 0)
+    const bool serves = flag(argc, argv, "--serve");
+    if (kn_rank(world) == 0 && !serves)
         printf("%d ranks x %d threads, %s kernels, %s; %s, %lld x %lld a rank\n",
                kn_comm_size(world), kn_threads(), kn_cpu_isa(), kn_cpu_libraries(),
                word(argc, argv, "--model", "gpt2"), (long long)s.batch,
                (long long)(s.images ? s.size : s.ctx));
     fflush(stdout);
     bool known = false;
-    for (int i = 1; i < CONTENDERS && kn_ok(); i++) {
+    for (int i = serves ? 0 : 1; i < CONTENDERS && kn_ok(); i++) {
         if (only && strcmp(only, contenders[i].name) != 0)
             continue;
         known = true;
+        if (serves) {
+            serve(&contenders[i], &s, world);
+            break;
+        }
         compare(&contenders[i], &s, world, flag(argc, argv, "--where"));
     }
     if (kn_ok() && !known)
