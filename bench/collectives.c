@@ -4,10 +4,10 @@
  *                     [--dtype f32]
  *
  * A row a collective, dtype and size, from --kib to --mib, each four times the last. Sizes are
- * those of all ranks' parts together. GB/s are nccl-tests' "busbw": size x (n - 1) / n over the time of one
- * call (all_reduce: twice that), so a row of f32 stands beside all_gather_perf, reduce_scatter_perf
- * and all_reduce_perf -d float as it is. Reductions of bf16 are exchanges and a sum in rank order;
- * NCCL sends the same bytes as for its own.
+ * those of all ranks' parts together. GB/s are nccl-tests' "busbw": size x (n - 1) / n over the
+ * time of one call (all_reduce: twice that), so a row of f32 stands beside all_gather_perf,
+ * reduce_scatter_perf and all_reduce_perf -d float as it is. Reductions of bf16 are exchanges and a
+ * sum in rank order; NCCL sends the same bytes as for its own.
  *
  * Calls are issued one after another on a stream, below 1 MiB ten times --times; the time is the
  * slowest rank's. */

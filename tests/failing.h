@@ -20,23 +20,23 @@
     })
 
 /* A run whose allocation n fails, and what there was before it. */
-typedef struct failing {
+typedef struct failing_run {
     int64_t n, live, bytes;
     kn_scope scope;
     bool mode;
-} failing;
+} failing_run;
 
-static inline failing fail_at(int64_t n)
+static inline failing_run fail_at(int64_t n)
 {
-    const failing f = { n, kn_live_tensors(), kn_ledger_read().live_total, kn_scope_begin(),
-                        kn_grad_mode() };
+    const failing_run f = { n, kn_live_tensors(), kn_ledger_read().live_total, kn_scope_begin(),
+                            kn_grad_mode() };
     kn_fail_alloc(n);
     return f;
 }
 
 /* After the run: whether it failed, which must be an error that leaves no tensor and no byte
  * behind. One that didn't must have had more than `least` allocations, and none failed. */
-static inline bool has_failed(const failing *f, bool ok, int64_t least)
+static inline bool has_failed(const failing_run *f, bool ok, int64_t least)
 {
     const int64_t made = kn_fail_alloc(0);
     kn_scope_end(f->scope);
@@ -55,7 +55,8 @@ static inline bool has_failed(const failing *f, bool ok, int64_t least)
 /* A loop over run, an expression that is false after an error: the first allocation fails, then the
  * second, until none does; under AddressSanitizer one in 3. Its body may look at what is left. */
 #define EACH_ALLOCATION_FAILS(run, least)                                                          \
-    for (failing _f = fail_at(1); has_failed(&_f, run, least); _f = fail_at(_f.n + kn_one_in(3)))
+    for (failing_run _f = fail_at(1); has_failed(&_f, run, least);                                 \
+         _f = fail_at(_f.n + kn_one_in(3)))
 
 /* The loop with a function; after each failure as_before, which may be NULL, looks at the rest. */
 static inline void each_allocation_fails(bool (*run)(void *arg), void (*as_before)(void *arg),
