@@ -252,6 +252,24 @@ KN_TEST(hooks, taken_off)
     KN_CHECK_ERROR("kn_module_unhook: not an initialised module");
 }
 
+static void fails(kn_module_event *e, void *arg)
+{
+    (void)e, (void)arg;
+    kn_fail("on purpose");
+}
+
+/* It leaves the list when those that run are done. */
+KN_TEST(hooks, taken_off_by_itself_leaves_its_number)
+{
+    OWNED_MODULE kn_module m;
+    once a = { 0 };
+    kn_module_init(&m, triple_forward);
+    a.hook = kn_module_hook(&m, (kn_module_hooks){ .pre_forward = run_once, .arg = &a });
+    KN_CHECK(kn_call(&m, row(1, 2)) && a.runs == 1);
+    kn_module_hook(&m, (kn_module_hooks){ .pre_forward = fails });
+    REFUSED(kn_call(&m, row(1, 2)), "on purpose", "pre_forward hook 1");
+}
+
 typedef struct off {
     kn_hook other;
     int runs;
