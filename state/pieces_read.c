@@ -137,7 +137,7 @@ static bool read_batch(batch *b)
     return true;
 }
 
-/* Adds a run, at most KN_PORTION bytes; reads what can't be read together with it, maybe nothing. */
+/* Adds a run, at most KN_PORTION bytes; reads what can't be read together with it, if anything. */
 static bool add_run(batch *b, char *to, size_t bytes, int64_t at)
 {
     bool joins = at == b->at + (int64_t)b->bytes;
