@@ -99,7 +99,7 @@ static bool begin(void *arg, int i, kn_tensor *out)
     kn_tensor *now = kn_lerp(m, g, 1 - x->o->momentum);
     kn_tensor *direction = x->o->no_nesterov ? now : kn_lerp(g, now, x->o->momentum);
     bool ok = direction && kn_copy_(out, direction) &&
-              kn_piece_write(x->device, x->step, q, 1, unless_skipped(x, m, now)) && kn_ok();
+              kn_piece_write(x->device, x->step, q, 1, unless_skipped(x, m, now));
     kn_scope_end(scope);
     return ok;
 }
@@ -150,7 +150,7 @@ static bool end(void *arg, int i, kn_tensor *direction)
     if (q->weight_decay > 0)
         move = kn_add_scaled(move, p, q->weight_decay);
     kn_tensor *now = kn_sub(p, kn_mul(move, kn_scale(lr, q->lr_mul)));
-    bool ok = now && kn_piece_write(x->device, x->step, q, 0, unless_skipped(x, p, now)) && kn_ok();
+    bool ok = now && kn_piece_write(x->device, x->step, q, 0, unless_skipped(x, p, now));
     kn_scope_end(scope);
     done_with(x->param[i], q);
     return ok;

@@ -137,12 +137,11 @@ static bool read_batch(batch *b)
     return true;
 }
 
-/* Adds a run, at most KN_PORTION bytes; reads what can't be read together with it. */
+/* Adds a run, at most KN_PORTION bytes; reads what can't be read together with it, if anything. */
 static bool add_run(batch *b, char *to, size_t bytes, int64_t at)
 {
     bool joins = at == b->at + (int64_t)b->bytes;
-    if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > KN_PORTION) &&
-        !read_batch(b))
+    if ((!joins || b->runs == RUNS || b->bytes + bytes > KN_PORTION) && !read_batch(b))
         return false;
     if (b->runs == 0)
         b->at = at;
@@ -231,7 +230,7 @@ static bool read_box(batch *b, int ndim, size_t size, const kn_rectangle *box,
                 return false;
         }
     } while (advance(box, outer, at));
-    return b->runs == 0 || read_batch(b);
+    return read_batch(b);
 }
 
 static bool compare_sum(const kn_pieces *p, const kn_indexed_tensor *t, const kn_indexed_part *part,

@@ -197,7 +197,7 @@ static kn_loader *of_mnist(const char *folder, kn_image_set **set)
 
 KN_TEST(loader, every_allocation_failing)
 {
-    kn_loader_free(small_loader(NULL, 1, false)); /* writes the files, warms the pool */
+    kn_loader_free(small_loader(NULL, 1, false)); /* writes the files */
     fail_each_allocation(of_mnist, temp_path(""), 100);
     remove_temp();
 }

@@ -60,6 +60,36 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
     kn_module_free(&plain);
 }
 
+typedef struct reader {
+    kn_module base;
+    two *of;
+} reader;
+
+/* tanh(x + w): its backward needs no w, its replay does. */
+static kn_tensor *reader_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_tanh(kn_add(x, kn_module_param(&((reader *)self)->of->b, "weight")));
+}
+
+/* b's frozen weight, gathered by the user, is read before b is called: in backward b ends first,
+ * and the weight stays for the replay. */
+RANK_TEST(unit, a_replay_reads_a_parameter_of_another_unit, .threads = "2")
+{
+    float grad[2][20];
+    for (int again = 0; again < 2; again++) {
+        TWO_WRAPPED(m, world, .wrap_class = "linear", .seed = NET_SEED);
+        OWNED_MODULE reader r = { .of = &m };
+        IN_SCOPE;
+        KN_CHECK(kn_module_init(&r.base, reader_forward) && kn_recompute(&r, again));
+        KN_CHECK(kn_require_grad(kn_module_param(&m.b, "weight"), false));
+        kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(4, 5)), true);
+        KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.b)));
+        KN_CHECK(kn_backward(sum_of(kn_call(&m.b, kn_call(&r, x)))), "recompute %d", again);
+        KN_CHECK(kn_to_host(kn_grad(x), grad[again], sizeof grad[again]));
+    }
+    KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
+}
+
 /* The replay of the root is not a second forward: each unit begins and ends once. */
 KN_TEST(unit, a_root_that_recomputes_records_its_order)
 {

@@ -324,6 +324,26 @@ KN_TEST(wrong_use, backward_inside_forward)
          "in a forward or backward and needs its parameters");
 }
 
+static kn_tensor *writing_forward(kn_module *self, kn_tensor *x)
+{
+    kn_tensor *w = kn_module_param(self, "weight"), *y = kn_linear(x, w, NULL, false);
+    WITHOUT_GRAD;
+    kn_scale_(w, 2);
+    return y;
+}
+
+/* Its replay would have to write the whole unit as it was. */
+KN_TEST(wrong_use, a_parameter_written_by_a_call_that_recomputes)
+{
+    OWNED_MODULE kn_module m = { 0 };
+    IN_SCOPE;
+    KN_CHECK(kn_module_init(&m, writing_forward) && kn_recompute(&m, true) &&
+             kn_parameter(&m, "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(3, 3)) &&
+             kn_fsdp_wrap(&m, NULL));
+    SAYS(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))), "'weight' is written in place",
+         "but is a parameter of a unit");
+}
+
 KN_TEST(wrong_use, calls_during_summon)
 {
     NET = wrapped(MATRIX_TURN);

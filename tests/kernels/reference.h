@@ -4,6 +4,7 @@
 #define KNAP_TESTS_REFERENCE_H
 
 #include "kernels/checks.h"
+#include "kernels/faults.h"
 #include "tests/kn_test.h"
 
 /* Runs an entry of the reference provider, if the arguments fit. */
@@ -13,7 +14,23 @@ static inline bool reference(kn_kernel k, const void *args)
     int n = kn_providers(KN_CPU, providers);
     return kn_kernel_fits(k, args) && providers[n - 1]->run[k](args) == KN_DONE;
 }
-#define RUN(kernel, ...) KN_CHECK(reference(kernel, &(__VA_ARGS__)), "%s", kn_error())
+
+/* It succeeds; where it needs memory, it fails without. */
+static inline void run_reference(kn_kernel k, const void *args)
+{
+    kn_fail_alloc(INT64_MAX);
+    const bool ok = reference(k, args);
+    const int64_t allocations = kn_fail_alloc(0);
+    KN_CHECK(ok, "%s", kn_error());
+    if (allocations == 0)
+        return;
+    kn_fail_alloc(1);
+    const bool without = reference(k, args);
+    kn_fail_alloc(0);
+    KN_CHECK(!without && !kn_ok(), "%s: no error without memory", kn_kernel_name(k));
+    kn_clear_error();
+}
+#define RUN(kernel, ...) run_reference(kernel, &(__VA_ARGS__))
 
 #define ARRAY(data, dtype, ...)                                                                    \
     kn_array_make((data), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),    \

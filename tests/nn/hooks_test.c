@@ -230,6 +230,11 @@ static void run_once(kn_module_event *e, void *arg)
         o->hook = kn_module_hook(e->module, (kn_module_hooks){ .pre_forward = run_once, .arg = o });
 }
 
+static void fails(kn_module_event *e, void *arg)
+{
+    kn_fail("on purpose");
+}
+
 KN_TEST(hooks, taken_off)
 {
     OWNED_MODULE kn_module m;
@@ -248,6 +253,9 @@ KN_TEST(hooks, taken_off)
     kn_tensor *y = kn_call(&m, row(1, 2)); /* taken off between forward and backward */
     KN_CHECK(kn_module_unhook(&m, c) && !kn_module_unhook(&m, c) && !kn_module_unhook(&m, 0));
     KN_CHECK(kn_backward(sum_of(y)) && times == 14);
+    KN_CHECK(kn_call(&m, row(1, 2)) &&
+             kn_module_hook(&m, (kn_module_hooks){ .pre_forward = fails }));
+    REFUSED(kn_call(&m, row(1, 2)), "pre_forward hook 2"); /* b comes before, once */
     KN_CHECK(kn_ok() && !kn_module_unhook(NULL, c));
     KN_CHECK_ERROR("kn_module_unhook: not an initialised module");
 }

@@ -48,6 +48,20 @@ static kn_tensor *moves_buffer(part *p, kn_tensor *x)
     return kn_mul(kn_mul(y, before), kn_scale(p->buffer, 1));
 }
 
+static kn_tensor *writes_only_again(part *p, kn_tensor *x)
+{
+    if (kn_recomputing())
+        kn_fill_(p->buffer, 7);
+    return plain(p, x);
+}
+
+/* Writes by itself, and says so. */
+static kn_tensor *announces(part *p, kn_tensor *x)
+{
+    kn_bump_version(p->buffer);
+    return plain(p, x);
+}
+
 static kn_tensor *writes_input(part *p, kn_tensor *x)
 {
     const bool mode = kn_set_grad_mode(false);
@@ -324,6 +338,8 @@ static const row rows[] = {
     { "a buffer is written between", reads_buffer, write_buffer_between, "was written in place",
       true },
     { "it moves a buffer of its own", moves_buffer, buffer_moves },
+    { "it writes a buffer only again", writes_only_again, simple, "its forward didn't write it" },
+    { "it writes a buffer by itself", announces, simple, "take kn_write_data to write" },
     { "it writes its input in place", writes_input, input_written },
     { "batch norm counts once", norms, two_batches },
     { "batch norm evaluated, then moved", norms, evaluated_then_moved, "was written in place" },

@@ -125,6 +125,51 @@ KN_TEST(recompute, keeps_less)
              (long long)held[0]);
 }
 
+typedef struct nest {
+    kn_module base, inner;
+} nest;
+
+/* Keeps its result, not its input. */
+static kn_tensor *inner_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    return kn_tanh(kn_scale(x, 2));
+}
+
+static kn_tensor *outer_forward(kn_module *self, kn_tensor *x)
+{
+    for (int i = 0; i < 4; i++)
+        x = kn_call(&((nest *)self)->inner, x);
+    return x;
+}
+
+static kn_tensor *note_bytes(kn_tensor *g, void *arg)
+{
+    (void)g;
+    *(int64_t *)arg = kn_ledger_read().live[KN_MEM_ACTIVATION];
+    return NULL;
+}
+
+/* After the replay of an inner call, what the outer one made as its input isn't needed any more. */
+KN_TEST(recompute, inner_calls_keep_no_inputs)
+{
+    int64_t held[2];
+    for (int nested = 0; nested < 2; nested++) {
+        OWNED_MODULE nest m = { 0 };
+        IN_SCOPE;
+        KN_CHECK(kn_module_init(&m.base, outer_forward) && kn_recompute(&m, true));
+        KN_CHECK(kn_module_init(&m.inner, inner_forward) && kn_recompute(&m.inner, nested) &&
+                 kn_module_add(&m.base, "inner", &m.inner));
+        kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(64)), true);
+        kn_on_grad(x, note_bytes, &held[nested]);
+        const int64_t before = kn_ledger_read().live[KN_MEM_ACTIVATION];
+        KN_CHECK(kn_backward(sum_of(kn_call(&m, x)), .retain_graph = true));
+        held[nested] -= before;
+    }
+    KN_CHECK(held[1] <= held[0], "%lld bytes, %lld in one call", (long long)held[1],
+             (long long)held[0]);
+}
+
 /* ---- several inputs and results -------------------------------------------------------------- */
 
 typedef struct pair {
@@ -132,11 +177,12 @@ typedef struct pair {
     kn_linear l;
 } pair;
 
-/* (a, b) -> (a, scale * l(a) * b, a): the first and the last result are the input itself. */
+/* (a, b) -> (a, scale * l(a) * b, a): the first and the last result are the input itself. The
+ * product keeps what was scaled. */
 static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
 {
-    kn_tensor *y = kn_mul(kn_call(&((pair *)self)->l, in.v[0]), in.v[1]);
-    return (kn_values){ 3, { in.v[0], kn_scale(y, *(const double *)arg), in.v[0] } };
+    kn_tensor *y = kn_scale(kn_call(&((pair *)self)->l, in.v[0]), *(const double *)arg);
+    return (kn_values){ 3, { in.v[0], kn_mul(y, in.v[1]), in.v[0] } };
 }
 
 static void run_pair(pair *p, double grad[3][9])

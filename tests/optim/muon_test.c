@@ -3,6 +3,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim_internal.h"
+#include "tests/failing.h"
 #include "tests/owned.h"
 
 enum { MOST = 64, SIDE = 8 };
@@ -366,6 +367,25 @@ KN_TEST(muon, a_skipped_step_changes_nothing)
 }
 
 /* ---- bad use --------------------------------------------------------------------------------- */
+
+static bool scaled_run(void *arg)
+{
+    OWNED_MODULE kn_linear fc = { 0 };
+    IN_SCOPE;
+    (void)arg;
+    bool ok =
+        kn_linear_init(&fc, NULL, "", 3, 2, .no_bias = true) && kn_materialize(&fc, KN_CPU, 7);
+    OWNED_SCALER kn_scaler *s = ok ? kn_scaler_new(&fc, .several = true) : NULL;
+    OWNED_OPTIM kn_optim *o = s ? kn_muon(&fc, .lr = 0.1) : NULL;
+    kn_tensor *x = o ? kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 3)) : NULL;
+    return x && kn_backward(kn_scale_loss(s, sum_of(kn_call(&fc, x)))) && kn_scaler_step(s, o);
+}
+
+KN_TEST(muon, every_allocation_of_a_scaled_step_may_fail)
+{
+    KN_CHECK(scaled_run(NULL)); /* fills the pools */
+    each_allocation_fails(scaled_run, NULL, NULL, 30);
+}
 
 KN_TEST(muon, refuses)
 {

@@ -325,6 +325,9 @@ static void train_two(bool gan)
         KN_CHECK(st.scale == torch_gives[i].scale && st.good == torch_gives[i].good &&
                      st.skipped == (i > 0),
                  "iteration %d: %g %lld", i, st.scale, (long long)st.good);
+        IN_SCOPE;
+        kn_tensor *one = kn_scale_loss(s, kn_ones(KN_F32, KN_CPU, KN_SCALAR));
+        KN_CHECK(kn_item(one) == st.scale, "iteration %d: a loss has %g", i, kn_item(one));
         for (int k = 0; k < 2; k++)
             KN_CHECK(kn_optim_steps(o[k]) == torch_gives[i].steps[k]);
     }

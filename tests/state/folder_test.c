@@ -408,6 +408,59 @@ KN_TEST(folder, no_timeout_holds_during_a_claim)
     remove_temp();
 }
 
+static atomic_bool given_up; /* by rank 0 */
+
+/* Rank 1 comes once rank 0 has given up, or late. */
+static int late(kn_comm *world, void *arg)
+{
+    const bool saves = arg != NULL;
+    kn_linear mine = { 0 };
+    kn_checkpoint *c = NULL;
+    EXPECT(kn_linear_init(&mine, NULL, NULL, 2, 2) && kn_materialize(&mine, KN_CPU, 1));
+    EXPECT(saves || (c = kn_checkpoint_open(dir, world)));
+    kn_comm_set_timeout(world, 0.1);
+    for (int i = 0; kn_rank(world) == 1 && i < 1000 && !atomic_load(&given_up); i++)
+        usleep(1000);
+    EXPECT(saves ? !kn_checkpoint_save(dir, &mine, .comm = world, .step = 1)
+                 : !kn_checkpoint_load(c, &mine));
+    atomic_store(&given_up, true);
+    EXPECT(strstr(kn_error(), "waited 0.1 s for rank 1"), "%s", kn_error());
+    kn_clear_error();
+    kn_checkpoint_free(c);
+    kn_module_free(&mine);
+    return 0;
+}
+
+KN_TEST(folder, the_timeout_holds_for_reaching_a_save_and_a_load)
+{
+    begin();
+    KN_CHECK(save(1, 0));
+    for (int saves = 0; saves < 2; saves++) {
+        atomic_store(&given_up, false);
+        KN_CHECK(kn_spawn_threads(2, late, saves ? dir : NULL) == 0);
+    }
+    end();
+}
+
+KN_TEST(folder, more_ranks_hold_the_module)
+{
+    kn_comm *two = kn_comm_simulated(2, 0, 1e9);
+    kn_linear sharded;
+    begin();
+    KN_CHECK(save(1, 0) && kn_linear_init(&sharded, NULL, NULL, 2, 2, .device = KN_META) &&
+             kn_fsdp_wrap(&sharded, two, .device = KN_META));
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    REFUSED(kn_checkpoint_load(c, &sharded), "2 ranks hold the module, and 1 opened");
+    kn_checkpoint_free(c);
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    REFUSED(kn_checkpoint_save(dir, &sharded, .folder = f, .step = 2),
+            "2 ranks hold the module, and 1 claimed .folder");
+    kn_run_folder_release(f);
+    kn_module_free(&sharded);
+    kn_comm_simulated_free(two);
+    end();
+}
+
 /* The commit runs on a thread; it removes what a run with .overwrite replaces. */
 static int best_during_a_commit(kn_comm *world, void *arg)
 {
