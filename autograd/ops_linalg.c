@@ -407,7 +407,7 @@ kn_tensor *kn_slogdet(kn_tensor *x, kn_tensor **sign)
 
 kn_tensor *kn_det(kn_tensor *x)
 {
-    kn_tensor *sign, *log = are_matrices("det", x, true) ? kn_slogdet(x, &sign) : NULL;
+    kn_tensor *sign = NULL, *log = are_matrices("det", x, true) ? kn_slogdet(x, &sign) : NULL;
     return kn_mul(sign, kn_exp(log));
 }
 

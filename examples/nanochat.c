@@ -255,6 +255,7 @@ static double bits_per_byte(gpt *g, kn_loader *data, const int64_t *bytes, const
             counted += length > 0, length_of_all += (double)length;
             y[k] = length > 0 ? y[k] : -100; /* of no text: not in the mean */
         }
+        kn_bump_version(b.y);
         if (counted > 0)
             nats += kn_item(kn_cross_entropy(kn_call(g, b.x), b.y)) * (double)counted;
         kn_scope_end(scope);

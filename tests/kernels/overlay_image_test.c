@@ -3,11 +3,8 @@
 #include "kernels/checks.h"
 #include "tests/kernels/overlay.h"
 
-/* [N,C,H,W]: a third of the time channels-last, else any layout. */
-static kn_array image(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
+static kn_array image_last(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
 {
-    if (case_pick(c, 3) > 0)
-        return case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), v, 4, shape);
     const int64_t last[4] = { shape[0], shape[2], shape[3], shape[1] };
     static const int from[4] = { 0, 3, 1, 2 };
     kn_array a = case_array(c, t, case_pick(c, 4) ? DENSE : PITCHED, v, 4, last), b = a;
@@ -17,6 +14,14 @@ static kn_array image(overlay_case *c, kn_dtype t, values v, const int64_t *shap
     }
     case_note(c, " channels last");
     return b;
+}
+
+/* [N,C,H,W]: a third of the time channels-last, else any layout. */
+static kn_array image(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
+{
+    if (case_pick(c, 3) > 0)
+        return case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), v, 4, shape);
+    return image_last(c, t, v, shape);
 }
 
 /* ---- convolution --------------------------------------------------------------------------- */
@@ -166,21 +171,38 @@ OVERLAY(overlay_image, conv_grad_w_of_many_channels, CONV_GRAD_W, 6000, overlay_
     case_run(c, &a);
 }
 
-/* Many positions: sums of pieces, and of blocks of one. */
-OVERLAY(overlay_image, conv_grad_w_of_many_positions, CONV_GRAD_W, 6100, overlay_cases(24))
+/* 1 x 1, with fewer positions or more than the image has. */
+OVERLAY(overlay_image, conv_grad_w_of_other_positions, CONV_GRAD_W, 6200, 16)
 {
-    const int64_t kernel = i % 3 ? 3 : 1 + 6 * case_pick(c, 2), N = 1 + case_pick(c, 4);
-    const int64_t O = 2 + case_pick(c, 9), C = 1 + i % 19, stride = 1 + case_pick(c, 2);
-    const int64_t H = stride * (23 + case_pick(c, 9)), W = stride * (22 + case_pick(c, 12));
-    const int64_t P = positions(H, kernel, kernel / 2, stride, 1);
-    const int64_t Q = positions(W, kernel, kernel / 2, stride, 1);
+    const int64_t H = 3 + case_pick(c, 4), W = 3 + case_pick(c, 4);
+    const int64_t P = H - 1 + case_pick(c, 3), Q = W - 1 + case_pick(c, 3);
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 } };
+    a.dy = image_last(c, KN_F32, NORMAL, (int64_t[]){ 2, 65, P, Q });
+    a.x = image_last(c, KN_F32, NORMAL, (int64_t[]){ 2, 66, H, W });
+    a.dw = image(c, KN_F32, UNSET, (int64_t[]){ 65, 66, 1, 1 });
+    case_close(c, &a.dw, sum_error(2 * P * Q));
+    case_run(c, &a);
+}
+
+/* Many positions: sums of pieces, and of blocks of one. Beside oneDNN results of few rows or
+ * channels are left to it, but for one channel. */
+OVERLAY(overlay_image, conv_grad_w_of_many_positions, CONV_GRAD_W, 6100, overlay_cases(32))
+{
+    static const int64_t sizes[4][2] = { { 7, 5 }, { 64, 17 }, { 64, 64 }, { 33, 1 } };
+    const int64_t O = sizes[i % 4][0], C = sizes[i % 4][1], N = 1 + case_pick(c, 2);
+    const int64_t kernel = i % 4 == 2 ? 1 : 3 + 4 * (i % 8 == 3), stride = 1 + i / 4 % 2;
+    const int64_t dilation = 1 + case_pick(c, 2), pad = case_pick(c, kernel);
+    const int64_t H = stride * (23 + case_pick(c, 3)) + kernel, W = H + case_pick(c, 4);
+    const int64_t P = positions(H, kernel, pad, stride, dilation);
+    const int64_t Q = positions(W, kernel, pad, stride, dilation);
     const kn_dtype t = case_float(c);
-    kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride } };
-    a.pad[0] = a.pad[1] = kernel / 2, a.dilation[0] = a.dilation[1] = 1;
-    a.dy = image(c, t, NORMAL, (int64_t[]){ N, O, P, Q });
-    a.x = image(c, t, NORMAL, (int64_t[]){ N, C, H, W });
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride }, .pad = { pad, pad } };
+    a.dilation[0] = a.dilation[1] = dilation;
+    a.dy = image_last(c, t, NORMAL, (int64_t[]){ N, O, P, Q });
+    a.x = image_last(c, t, NORMAL, (int64_t[]){ N, C, H, W });
     a.dw = image(c, t, UNSET, (int64_t[]){ O, C, kernel, kernel });
-    case_note(c, " kernel %d stride %d", (int)kernel, (int)stride);
+    case_note(c, " kernel %d stride %d pad %d dilation %d", (int)kernel, (int)stride, (int)pad,
+              (int)dilation);
     case_close(c, &a.dw, sum_error(N * P * Q));
     case_run(c, &a);
 }
@@ -328,6 +350,27 @@ OVERLAY(overlay_image, batch_norm_join, BATCH_NORM_JOIN, 0, overlay_cases(100))
     }
     case_note(c, "%s%s", a.moments ? " moments" : " sums", a.finish ? " finished" : "");
     case_run(c, &a);
+}
+
+/* Where the statistics are given, x isn't in dx, whatever it is. */
+KN_TEST(overlay_image, batch_norm_grad_of_infinities_with_given_statistics)
+{
+    float x[24], dy[24], dx[24], mean[2] = { 0.5f, 0 }, rstd[2] = { 2, 0.25f };
+    for (int i = 0; i < 24; i++)
+        x[i] = i % 5 ? 1 : i % 2 ? INFINITY : NAN, dy[i] = (float)i;
+    kn_batch_norm_grad_args a = { .mean = kn_array_make(mean, KN_F32, 1, (int64_t[]){ 2 }) };
+    a.rstd = kn_array_make(rstd, KN_F32, 1, (int64_t[]){ 2 });
+    for (int last = 0; last < 2; last++) {
+        a.dx = kn_array_make(dx, KN_F32, 4, (int64_t[]){ 1, 2, 3, 4 });
+        if (last)
+            memcpy(a.dx.stride, (int64_t[]){ 24, 1, 8, 2 }, 4 * sizeof(int64_t));
+        a.x = a.dy = a.dx;
+        a.x.data = x, a.dy.data = dy;
+        KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_BATCH_NORM_GRAD, a), "%s", kn_error());
+        for (int i = 0; i < 24; i++)
+            KN_CHECK(dx[i] == rstd[last ? i % 2 : i / 12] * dy[i], "layout %d: element %d is %g",
+                     last, i, (double)dx[i]);
+    }
 }
 
 /* ---- pooling ------------------------------------------------------------------------------- */

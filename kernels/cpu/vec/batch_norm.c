@@ -93,7 +93,8 @@ VEC_INLINE void backward_at(image_mask mask, kn_dtype t, const void *x, const vo
 {
     const vf h = (v_get_n(t, x, i, w) - f->mean) * f->rstd;
     const vf g = image_masked(mask, t, dy, y, i, w, h, f->w, f->b);
-    v_put_n(t, dx, i, f->scale * (g - v_fma(h, f->dw, f->db)), w);
+    const vf mean = v_sel(v_ne(f->dw, v_zero()), v_fma(h, f->dw, f->db), f->db); /* h may be NaN */
+    v_put_n(t, dx, i, f->scale * (g - mean), w);
 }
 
 VEC_INLINE void backward_plane(const image_call *s, image_mask mask, int64_t at, kn_dtype t)

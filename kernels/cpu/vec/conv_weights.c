@@ -3,8 +3,8 @@
  *   dw[O, (R,S,C)] = dy[O, positions] windows of x[positions, (R,S,C)]
  *
  * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. Other layouts and groups are
- * left to the next provider. If that is oneDNN, so are vectors that aren't AVX2's: only there is
- * this way measured to be faster (docs/results.md). */
+ * left to the next provider. If that is oneDNN, so are vectors that aren't AVX2's and results of
+ * few rows or channels: this way was measured on AVX2 alone (docs/results.md). */
 #include "kernels/cpu/vec/gemm_batch.h"
 
 /* Whether channels lie side by side, and one step leads from each position to the next. */
@@ -26,15 +26,35 @@ static bool is_matrix(const kn_array *a, int64_t *step)
     return a->shape[1] == 1 || a->stride[1] == 1;
 }
 
+/* Whether the windows of 1 x 1 are x's positions, one after the other. */
+static bool is_each_position(const kn_conv_grad_w_args *a)
+{
+    bool each = true;
+    for (int d = 0; d < 2; d++)
+        each =
+            each && a->pad[d] == 0 && a->stride[d] == 1 && a->x.shape[2 + d] == a->dy.shape[2 + d];
+    return each;
+}
+
+/* Whether oneDNN is slower: where few rows of dw share a packed window, or a window's channels
+ * don't fill a panel, it isn't. */
+static bool is_worth_it(const int64_t *w)
+{
+#ifdef KN_HAVE_ONEDNN
+    const bool one = w[2] * w[3] == 1;
+    return KN_VW == 8 &&
+           ((w[0] >= 64 && w[1] >= (one ? 64 : 16)) || (w[0] >= 32 && w[1] == 1 && !one));
+#else
+    (void)w;
+    return true;
+#endif
+}
+
 static bool takes(const kn_conv_grad_w_args *a)
 {
     const kn_dtype t = a->x.dtype, to = a->dw.dtype;
-#ifdef KN_HAVE_ONEDNN
-    if (KN_VW != 8)
-        return false;
-#endif
-    return a->groups == 1 && vec_float(t) && a->dy.dtype == t && (to == t || to == KN_F32) &&
-           (a->x.shape[1] == 1 || a->x.stride[1] == 1);
+    return is_worth_it(a->dw.shape) && a->groups == 1 && vec_float(t) && a->dy.dtype == t &&
+           (to == t || to == KN_F32) && (a->x.shape[1] == 1 || a->x.stride[1] == 1);
 }
 
 static windows windows_of(const kn_conv_grad_w_args *a)
@@ -126,8 +146,7 @@ kn_status VEC_FN(vec_conv_grad_w)(const void *args)
     p->a = a->dy.data, p->am = 1, p->ak = step;
     p->b = a->x.data;
     const bool one = n[2] * n[3] == 1;
-    if (one && a->pad[0] == 0 && a->pad[1] == 0 && a->stride[0] == 1 && a->stride[1] == 1 &&
-        is_matrix(&a->x, &x_step))
+    if (one && is_each_position(a) && is_matrix(&a->x, &x_step))
         p->windows = NULL, p->bk = x_step, p->bn = 1;
     const double work = 2.0 * (double)p->M * (double)p->N * (double)p->K;
     const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);

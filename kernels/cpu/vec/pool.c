@@ -5,7 +5,7 @@
 #include "kernels/cpu/vec/iter.h"
 #include "kernels/windows.h"
 
-enum { LANES = KN_VW };
+enum { LANES = KN_VW, MANY = 49 };
 
 /* Windows [from, to) that may have a row or a column of x. */
 typedef struct reach {
@@ -307,12 +307,23 @@ kn_status VEC_FN(vec_pool)(const void *args)
     return KN_DONE;
 }
 
+/* How many windows have an element. */
+static int64_t meets(const kn_window *w)
+{
+    int64_t n = 1;
+    for (int d = 0; d < 2 && !w->adaptive; d++)
+        n *= (w->kernel[d] + w->stride[d] - 1) / w->stride[d];
+    return n;
+}
+
 kn_status VEC_FN(vec_pool_grad)(const void *args)
 {
     const kn_pool_grad_args *a = args;
     pools p = { .x = a->dx, .y = a->dy, .index = a->index, .kind = a->kind };
     if (!pools_ok(&p, &a->window) || (p.kind == KN_POOL_MAX && !p.index.data))
         return KN_DECLINED;
+    if (p.kind == KN_POOL_MAX && meets(&a->window) > MANY)
+        p.last = false; /* each window would be read for each of its elements */
     const int threads = kn_threads_for(kn_array_numel(&p.x) * 8);
     const int64_t H = p.x.shape[2], planes = p.x.shape[0] * p.x.shape[1];
     p.parts = p.last ? 0 : (int)v_min_i64(threads, planes);
