@@ -247,8 +247,9 @@ static kn_tensor *over(kn_tensor *a, kn_tensor *b)
 /* x_ij / (w_j - w_i), 0 on the diagonal, of x[..., N, N] and w[..., N]. */
 static kn_tensor *apart(kn_tensor *x, kn_tensor *w)
 {
-    const int64_t N = w->shape[w->ndim - 1];
-    kn_tensor *own = kn_ne(kn_eye(w->dtype, kn_device_of(w), N, N), kn_number_like(w, 0));
+    const int64_t N = w ? w->shape[w->ndim - 1] : 0;
+    kn_tensor *own =
+        w ? kn_ne(kn_eye(w->dtype, kn_device_of(w), N, N), kn_number_like(w, 0)) : NULL;
     return over(kn_masked_fill(x, own, 0), kn_sub(kn_unsqueeze(w, -2), kn_unsqueeze(w, -1)));
 }
 

@@ -123,7 +123,7 @@ static kn_tensor *summed(places *p, kn_tensor *x, kn_tensor *index, kn_tensor *s
     const bool narrow = mean && (t == KN_BF16 || t == KN_F16);
     x = narrow ? kn_cast(x, KN_F32) : x;
     src = narrow ? kn_cast(src, KN_F32) : src;
-    kn_tensor *n = mean || p->exclude ? counts(p, x, index) : NULL;
+    kn_tensor *n = x && (mean || p->exclude) ? counts(p, x, index) : NULL;
     if (p->exclude && n)
         x = kn_where(kn_gt(n, kn_number_like(n, 0)), kn_number_like(x, 0), x);
     kn_tensor *y = added(p, x, index, src);
@@ -169,7 +169,7 @@ static kn_tensor *reduced(const char *op, places p, kn_tensor *x, kn_tensor *ind
                           kn_reduce_by by)
 {
     const kn_function join = { .name = op, .forward = join_forward, .backward = join_backward };
-    for (int d = 0; d < src->ndim && !p.slices; d++)
+    for (int d = 0; src && d < x->ndim && !p.slices; d++)
         if (src->shape[d] > index->shape[d])
             src = kn_slice(src, d, 0, index->shape[d]);
     if (by == KN_BY_SUM || by == KN_BY_MEAN)

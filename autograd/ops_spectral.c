@@ -52,7 +52,7 @@ static kn_tensor *constant(const kn_tensor *x, double *v, int ndim, const int64_
 {
     kn_tensor *t = v ? kn_from(KN_F64, kn_device_of(x), v, ndim, shape) : NULL;
     kn_host_free(v);
-    return kn_cast(t, x->dtype);
+    return t ? kn_cast(t, x->dtype) : NULL;
 }
 
 /* x[..., n] of reals, or [..., n, 2], times the matrix of the transform: [..., n, 2]. */

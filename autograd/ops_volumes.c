@@ -130,7 +130,8 @@ static kn_tensor *pooled(kn_tensor *x, pool planes, pool depth, const void *with
     kn_tensor *y = x ? planes(kn_flatten(x, 1, 2), with) : NULL;
     y = y ? kn_reshape(y, KN_SHAPE(x->shape[0], C, D, y->shape[2], y->shape[3])) : NULL;
     const int64_t P = y ? y->shape[3] : 0, Q = y ? y->shape[4] : 0;
-    y = y ? depth(kn_flatten(y, 3, 4), with) : NULL;
+    y = kn_flatten(y, 3, 4);
+    y = y ? depth(y, with) : NULL;
     y = kn_of_batch(kn_unflatten(y, 3, KN_SHAPE(P, Q)), alone);
     return kn_scope_result(s, y);
 }

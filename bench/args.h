@@ -75,6 +75,13 @@ static inline int64_t number(int argc, char **argv, const char *name, int64_t ot
     return (int64_t)value;
 }
 
+/* Two ranks, where neither an option nor a launcher says how many, nor this is one of them. */
+static inline void two_ranks(int argc, char **argv)
+{
+    if (!word(argc, argv, "--ranks", NULL) && !getenv("WORLD_SIZE") && !getenv("KNAP_RANK"))
+        setenv("KNAP_RANKS", "2", 0);
+}
+
 static inline bool flag(int argc, char **argv, const char *name)
 {
     for (int i = 1; i < argc; i++)

@@ -105,29 +105,35 @@ static char *zeros(const bench *b, int64_t bytes)
 
 int main(int argc, char **argv)
 {
-    args_begin(
-        argc, argv,
-        "GB/s of the collectives that steps make, as nccl-tests count them.\n"
-        "  bench_collectives [--ranks N] [--device cpu|cuda] [--kib N] [--mib N] [--times N]\n"
-        "    [--dtype f32|bf16] [--threads N]",
-        0);
-    if (!word(argc, argv, "--ranks", NULL) && !getenv("WORLD_SIZE"))
-        setenv("KNAP_RANKS", "2", 0);
-    const bool cpu = strcmp(word(argc, argv, "--device", "cuda"), "cpu") == 0;
+    args_begin(argc, argv,
+               "GB/s of the collectives that steps make, as nccl-tests count them.\n"
+               "  bench_collectives [--ranks N] [--device cpu|cuda] [--kib N] [--mib N]\n"
+               "    [--times N] [--dtype f32|bf16] [--threads N]",
+               0);
+    two_ranks(argc, argv);
+    const char *device = word(argc, argv, "--device", "cuda");
+    const char *only = word(argc, argv, "--dtype", NULL);
+    const bool cpu = strcmp(device, "cpu") == 0;
     const int64_t most = (int64_t)number(argc, argv, "--mib", 256) << 20;
     const int64_t least = (int64_t)number(argc, argv, "--kib", 1024) << 10;
     bench b = { .device = cpu ? KN_CPU : KN_CUDA, .w = kn_init(&argc, &argv) };
     b.ranks = kn_comm_size(b.w);
     b.times = (int)number(argc, argv, "--times", 20);
+    if (!cpu && strcmp(device, "cuda") != 0)
+        kn_fail("--device %s is neither cpu nor cuda", device);
+    if (only && strcmp(only, "f32") != 0 && strcmp(only, "bf16") != 0)
+        kn_fail("--dtype %s is neither f32 nor bf16", only);
+    if (least < 1 || least > most || b.times < 1)
+        kn_fail("--kib and --times are at least 1, and --kib is at most --mib (in KiB)");
     b.s = kn_ok() ? kn_compute_stream(b.device) : NULL;
     b.memory = b.s ? kn_comm_memory_on(b.w, b.device) : NULL;
     b.whole = b.memory ? zeros(&b, most) : NULL;
-    b.part = b.whole ? zeros(&b, most) : NULL;
+    b.part = b.whole ? zeros(&b, 2 * most) : NULL; /* bf16 is summed onto f32 */
     if (b.part) {
         if (kn_rank(b.w) == 0)
             printf("%d ranks, %s, %s, NCCL %s\n", b.ranks, cpu ? "cpu" : "cuda", b.memory->name,
                    kn_comm_nccl_version());
-        rows(&b, least, most, word(argc, argv, "--dtype", NULL));
+        rows(&b, least, most, only);
     }
     return kn_finish();
 }

@@ -186,8 +186,7 @@ int main(int argc, char **argv)
                "Collectives among local ranks beside the memory copies they need.\n"
                "  bench_comm [--ranks N] [--threads N] [--mib N] [--times N]",
                0);
-    if (number(argc, argv, "--ranks", 0) == 0)
-        setenv("KNAP_RANKS", "2", 0);
+    two_ranks(argc, argv);
     kn_comm *w = kn_init(&argc, &argv);
     bench b = { .w = w, .s = kn_compute_stream(KN_CPU), .n = kn_comm_size(w), .rank = kn_rank(w) };
     long mib = number(argc, argv, "--mib", 28), times = number(argc, argv, "--times", 40);

@@ -295,10 +295,10 @@ int main(int argc, char **argv)
                "[--only NAME]\n"
                "    [--batch N] [--ctx N] [--layers N] [--size N] [--where] [--serve]\n"
                "NAME: gpt2 (default), resnet50, resnet18, ...; of --only: full_shard, "
-               "full_shard_per_param,\n    full_shard_ragged, shard_grad_op",
+               "full_shard_per_param,\n    full_shard_ragged, shard_grad_op; --serve takes "
+               "no_shard too, and needs one",
                0);
-    if (!word(argc, argv, "--ranks", NULL))
-        setenv("KNAP_RANKS", "2", 0);
+    two_ranks(argc, argv);
     kn_comm *world = kn_init(&argc, &argv);
     const char *only = word(argc, argv, "--only", NULL);
     sizes s = { .repeats = (int)option(argc, argv, "--repeats", 5),
@@ -314,7 +314,7 @@ int main(int argc, char **argv)
                (long long)(s.images ? s.size : s.ctx));
     fflush(stdout);
     bool known = false;
-    for (int i = serves ? 0 : 1; i < CONTENDERS && kn_ok(); i++) {
+    for (int i = serves ? 0 : 1; i < CONTENDERS && kn_ok() && (only || !serves); i++) {
         if (only && strcmp(only, contenders[i].name) != 0)
             continue;
         known = true;
@@ -324,9 +324,11 @@ int main(int argc, char **argv)
         }
         compare(&contenders[i], &s, world, flag(argc, argv, "--where"));
     }
+    if (kn_ok() && serves && !only)
+        kn_fail("--serve needs --only NAME: the contender whose steps it takes");
     if (kn_ok() && !known)
-        kn_fail("--only %s is none of full_shard, full_shard_per_param, full_shard_ragged, "
+        kn_fail("--only %s is none of %sfull_shard, full_shard_per_param, full_shard_ragged, "
                 "shard_grad_op",
-                only);
+                only, serves ? "no_shard, " : "");
     return kn_finish();
 }

@@ -169,8 +169,7 @@ int main(int argc, char **argv)
                "  bench_overlap [--ranks N] [--layers N] [--dim N] [--batch N] [--times N] "
                "[--compute_us N]",
                0);
-    if (!word(argc, argv, "--ranks", NULL))
-        setenv("KNAP_RANKS", "2", 0);
+    two_ranks(argc, argv);
     kn_comm *world = kn_init(&argc, &argv);
     settings s = { size(argc, argv, "--layers", 24, MAX_LAYERS),
                    size(argc, argv, "--dim", 256, 1 << 14),

@@ -136,9 +136,12 @@ class Knap:
              '--ctx', str(o.ctx)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self):
-        self.process.stdin.write('steps\n')
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        try:
+            self.process.stdin.write('steps\n')
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ''
         if not line:
             sys.exit(f'scripts/peers fsdp: bench_fsdp ended with status {self.process.wait()}.')
         return float(line)
@@ -214,6 +217,8 @@ def main(args):
     o = p.parse_args(args)
     o.ranks = o.ranks or (8 if o.collectives else 2)
     o.rounds = o.rounds or (3 if o.collectives else 5)
+    if min(o.ranks, o.rounds, o.ctx, o.mib, o.times) < 1:
+        p.error('--ranks, --rounds, --ctx, --mib and --times are at least 1')
     program = 'bench_collectives' if o.collectives else 'bench_fsdp'
     if not os.path.exists(os.path.join(o.build, 'bench', program)):
         sys.exit(f'scripts/peers fsdp: {o.build}/bench/{program} is missing: ninja -C {o.build} bench/{program}')

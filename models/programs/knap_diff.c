@@ -58,10 +58,16 @@ static const char settings_differ[] = SQL(
  * differ, and what stands there. */
 static const char order_differs[] = SQL(
     with
-    both as (select 0 side, * from main.noted union all select 1, * from other.noted),
-    placed as materialized (select side, said, json_array(k, w, m, x, iif(k = 'run', p, null)) what,
-            row_number() over (partition by side order by line) place
-        from both
+    placed as materialized (
+        select 0 side, said,
+            json_array(k, w, m, x, iif(k = 'run', p, null)) what,
+            row_number() over (order by line) place
+        from main.noted
+        where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))
+        union all select 1 side, said,
+            json_array(k, w, m, x, iif(k = 'run', p, null)) what,
+            row_number() over (order by line) place
+        from other.noted
         where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
     first as (select place, max(iif(side = 0, said, null)) a, max(iif(side = 1, said, null)) b
         from placed group by place having count(*) < 2 or min(what) <> max(what)

@@ -1,8 +1,10 @@
 /* tests/autograd/every_errors_test.c: each public operation (every.h) with inputs of wrong shapes:
- * it gives a result or an error that names itself and has the shapes of its operands. And with
- * kn_set_check: none of them counts as one that makes values that aren't finite. */
+ * it gives a result or an error that names itself and has the shapes of its operands; and with each
+ * of its allocations failing. And with kn_set_check: none of them counts as one that makes values
+ * that aren't finite. */
 #include "autograd/autograd.h"
 #include "tests/autograd/every.h"
+#include "tests/failing.h"
 #include "tests/owned.h"
 
 /* "[2,3]" of t. */
@@ -96,6 +98,32 @@ KN_TEST(every_errors, have_the_shapes)
             vary(c, x, s.n, k);
     }
     KN_CHECK(complaints == 0, "%d messages lack a shape", complaints);
+}
+
+static bool runs(const every_case *c, kn_tensor *const *x, bool backward)
+{
+    kn_tensor *y = c->call(x);
+    if (!y || !backward || !c->differentiable)
+        return y && kn_ok();
+    return kn_backward(y, .grad = kn_ones_like(y), .retain_graph = true);
+}
+
+/* Of a call in bf16, whose sums have tensors of their own, and of a call in f64 and its backward:
+ * each is an error that leaves nothing. */
+KN_TEST(every_errors, each_allocation_may_fail)
+{
+    EACH_CASE(c)
+    for (int wide = 0; wide < 2; wide++) {
+        every_set s = { 0 };
+        IN_SCOPE;
+        kn_tensor *leaf[EVERY_MAX_IN], *x[EVERY_MAX_IN];
+        KN_CHECK(every_next(c, &s));
+        every_leaves(&s, wide ? KN_F64 : KN_BF16, KN_CPU, leaf);
+        every_inputs(&s, leaf, x);
+        if (runs(c, x, wide))
+            EACH_ALLOCATION_FAILS(runs(c, x, wide), 0);
+        kn_clear_error();
+    }
 }
 
 KN_TEST(every_errors, of_operations_in_place)
