@@ -106,27 +106,6 @@ static int64_t weights_count(const call *c)
     return (int64_t)(c->weights_bytes / sizeof(float));
 }
 
-typedef struct pieces {
-    float *sum; /* [count, n] */
-    int64_t n, count;
-} pieces;
-
-/* Blocks [begin, end) of 1024 weights. */
-static void add_blocks(const void *ctx, int64_t begin, int64_t end)
-{
-    const pieces *p = ctx;
-    for (int64_t block = begin; block < end; block++)
-        for (int64_t i = 1; i < p->count; i++)
-            for (int64_t j = block * 1024; j < MIN(p->n, (block + 1) * 1024); j++)
-                p->sum[j] += p->sum[i * p->n + j];
-}
-
-void kn_conv_add_pieces(float *sum, int64_t n, int64_t count)
-{
-    kn_each_range(kn_onednn_threads((double)(n * count)), (n + 1023) / 1024, add_blocks,
-                  &(pieces){ sum, n, count });
-}
-
 static bool run_pieces(const call *c)
 {
     const kn_conv_key *k = &c->key;
@@ -142,7 +121,7 @@ static bool run_pieces(const call *c)
     good = good && kn_onednn_each(threads, c->pieces, run_piece, c, scratch, each);
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
     if (good && k->kind == KN_CONV_WEIGHTS) {
-        kn_conv_add_pieces((float *)(void *)c->weights, weights_count(c), c->pieces);
+        kn_add_pieces((float *)(void *)c->weights, weights_count(c), c->pieces);
         if (c->piece->part[W].reorder)
             good = reorder_weights(c);
         else

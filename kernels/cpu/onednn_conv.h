@@ -4,6 +4,7 @@
 #define KNAP_KERNELS_CPU_ONEDNN_CONV_H
 
 #include "kernels/cpu/onednn.h"
+#include "kernels/cpu/pieces.h"
 
 enum { X = 0, W, Y, PARTS };
 
@@ -47,8 +48,6 @@ bool kn_conv_compute(const kn_conv_piece *v, dnnl_stream_t stream, void *const a
 /* dw, f32, at at[W], of dense images; KN_DECLINED: not of this kind. */
 kn_status kn_conv_weights_product(const kn_conv_key *k, char *const at[PARTS]);
 kn_status kn_conv_weights_by_channels(const kn_conv_key *k, char *const at[PARTS]);
-/* Adds `pieces` gradients of n weights into the first one's, in order. */
-void kn_conv_add_pieces(float *sum, int64_t n, int64_t pieces);
 /* dst = src by the first provider that takes it. */
 bool kn_conv_copy(const kn_array *dst, const kn_array *src);
 

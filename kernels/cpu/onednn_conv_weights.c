@@ -192,7 +192,7 @@ kn_status kn_conv_weights_product(const kn_conv_key *k, char *const at[PARTS])
     char *dw = x && sums ? kn_take(kn_device_memory(KN_CPU), sums, KN_MEM_WORKSPACE) : at[W];
     kn_status status = x && dw ? products(k, x, at[Y], dw, parts) : KN_FAILED;
     if (status == KN_DONE && sums) {
-        kn_conv_add_pieces((float *)(void *)dw, O * C, parts);
+        kn_add_pieces((float *)(void *)dw, O * C, parts);
         memcpy(at[W], dw, (size_t)(O * C) * sizeof(float));
     }
     if (sums && x && dw)

@@ -5,25 +5,15 @@
  * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. Other layouts and groups are
  * left to the next provider. If that is oneDNN, so are vectors that aren't AVX2's and results of
  * few rows or channels: this way was measured on AVX2 alone (docs/results.md). */
+#include "kernels/cpu/pieces.h"
 #include "kernels/cpu/vec/gemm_batch.h"
+#include "kernels/cpu/vec/iter.h"
 
 /* Whether channels lie side by side, and one step leads from each position to the next. */
 static bool is_matrix(const kn_array *a, int64_t *step)
 {
-    static const int inward[] = { 3, 2, 0 };
-    int64_t count = 1;
-    *step = a->shape[1];
-    for (int i = 0; i < 3; i++) {
-        const int64_t n = a->shape[inward[i]], s = a->stride[inward[i]];
-        if (n == 1)
-            continue;
-        if (count == 1)
-            *step = s;
-        else if (s != *step * count)
-            return false;
-        count *= n;
-    }
-    return a->shape[1] == 1 || a->stride[1] == 1;
+    static const int positions[] = { 0, 2, 3 };
+    return (a->shape[1] == 1 || a->stride[1] == 1) && vec_joins(a, positions, 3, step);
 }
 
 /* Whether the windows of 1 x 1 are x's positions, one after the other. */
@@ -75,7 +65,7 @@ static windows windows_of(const kn_conv_grad_w_args *a)
 
 /* ---- pieces: products of some images each, added in order ------------------------------------ */
 
-enum { SMALL_RESULT = 160 * 1024, LONG = 512, PIECES = 16, ADD = 1024 };
+enum { SMALL_RESULT = 160 * 1024, LONG = 512, PIECES = 16 };
 
 /* By the shapes alone. A small result has too few panels for all threads, and so little work
  * between two meetings of theirs that these show. */
@@ -89,44 +79,25 @@ static int64_t pieces_of(const product *p, int64_t images)
     return v_max_i64(n, 1);
 }
 
-typedef struct sums {
-    float *at; /* [pieces, n] */
-    int64_t pieces, n;
-} sums;
-
-/* Blocks [begin, end) of ADD elements. */
-static void add_pieces(const void *ctx, int64_t begin, int64_t end)
-{
-    const sums *s = ctx;
-    const int64_t last = v_min_i64(end * ADD, s->n);
-    for (int64_t from = begin * ADD; from < last; from += ADD)
-        for (int64_t i = 1; i < s->pieces; i++)
-            for (int64_t j = from; j < v_min_i64(from + ADD, last); j++)
-                s->at[j] += s->at[i * s->n + j];
-}
-
 /* dw = the sum of a batch's products, [O,R,S,C] each. */
 static kn_status run_pieces(batch *s, const kn_array *dw, int threads)
 {
     const int64_t *n = dw->shape;
-    const sums all = { NULL, s->count, s->p.M * s->p.N };
-    const size_t bytes = (size_t)(all.pieces * all.n) * sizeof(float);
-    sums to = all;
-    to.at = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
-    if (!to.at)
+    const size_t bytes = (size_t)(s->count * s->p.M * s->p.N) * sizeof(float);
+    float *sums = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!sums)
         return KN_FAILED;
-    s->p.c = (char *)to.at, s->p.ct = KN_F32, s->p.cm = s->p.N, s->p.cn = 1;
+    s->p.c = (char *)sums, s->p.ct = KN_F32, s->p.cm = s->p.N, s->p.cn = 1;
     const bool divided = threads > 1 && s->count >= threads;
-    bool good = divided ? batch_divided(s, threads) : batch_shared(s, threads);
     kn_status status = KN_FAILED;
-    if (good) {
-        kn_each_range(kn_threads_for(to.pieces * to.n), (to.n + ADD - 1) / ADD, add_pieces, &to);
-        kn_copy_args copy = { *dw, kn_array_make(to.at, KN_F32, 4, n) };
+    if (divided ? batch_divided(s, threads) : batch_shared(s, threads)) {
+        kn_add_pieces(sums, s->p.M * s->p.N, s->count);
+        kn_copy_args copy = { *dw, kn_array_make(sums, KN_F32, 4, n) };
         const int64_t strides[4] = { n[1] * n[2] * n[3], 1, n[3] * n[1], n[1] };
         memcpy(copy.src.stride, strides, sizeof strides);
         status = VEC_FN(vec_copy)(&copy);
     }
-    kn_give(kn_device_memory(KN_CPU), to.at, bytes, KN_MEM_WORKSPACE);
+    kn_give(kn_device_memory(KN_CPU), sums, bytes, KN_MEM_WORKSPACE);
     return status;
 }
 
@@ -148,8 +119,7 @@ kn_status VEC_FN(vec_conv_grad_w)(const void *args)
     const bool one = n[2] * n[3] == 1;
     if (one && is_each_position(a) && is_matrix(&a->x, &x_step))
         p->windows = NULL, p->bk = x_step, p->bn = 1;
-    const double work = 2.0 * (double)p->M * (double)p->N * (double)p->K;
-    const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+    const int threads = batch_threads(2.0 * (double)p->M * (double)p->N * (double)p->K);
     s.ndim = 1, s.count = s.shape[0] = pieces_of(p, images);
     if (s.count == 1 && one) { /* dw is in the order of the windows */
         p->c = a->dw.data, p->ct = a->dw.dtype, p->cm = a->dw.stride[0], p->cn = a->dw.stride[1];

@@ -12,24 +12,6 @@ enum {
 
 /* ---- how the arrays lie ---------------------------------------------------------------------- */
 
-/* The dims of a in this order make one run of a common stride. */
-static bool joins(const kn_array *a, const int *dims, int n, int64_t *stride)
-{
-    int64_t count = 1;
-    *stride = 1;
-    for (int i = n - 1; i >= 0; i--) {
-        const int d = dims[i];
-        if (a->shape[d] == 1)
-            continue;
-        if (count == 1)
-            *stride = a->stride[d];
-        else if (a->stride[d] != *stride * count)
-            return false;
-        count *= a->shape[d];
-    }
-    return true;
-}
-
 static bool seen_as(images *m, bool last, int count, const kn_array *const a[])
 {
     int spatial[KN_MAX_DIMS] = { 0 }; /* with samples in front */
@@ -41,7 +23,7 @@ static bool seen_as(images *m, bool last, int count, const kn_array *const a[])
         const int skip = last ? 0 : 1;
         if (!m->p[i])
             continue;
-        if (!joins(a[i], spatial + skip, a[i]->ndim - 1 - skip, &stride))
+        if (!vec_joins(a[i], spatial + skip, a[i]->ndim - 1 - skip, &stride))
             return false;
         if (last ? a[i]->stride[1] != 1 && m->C > 1 : stride != 1)
             return false;

@@ -281,6 +281,24 @@ static inline const void *vec_dense_run(const void *p, int64_t stride, int64_t s
     return buf;
 }
 
+/* Whether the dims of a in this order make one run of a common stride; 1 where all have size 1. */
+static inline bool vec_joins(const kn_array *a, const int *dims, int n, int64_t *stride)
+{
+    int64_t count = 1;
+    *stride = 1;
+    for (int i = n - 1; i >= 0; i--) {
+        const int d = dims[i];
+        if (a->shape[d] == 1)
+            continue;
+        if (count == 1)
+            *stride = a->stride[d];
+        else if (a->stride[d] != *stride * count)
+            return false;
+        count *= a->shape[d];
+    }
+    return true;
+}
+
 /* An array seen as rows of its last dim; leading dims that continue each other are one. */
 typedef struct vec_rows {
     char *data;

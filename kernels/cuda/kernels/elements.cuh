@@ -208,7 +208,7 @@ static inline __device__ void kn_rolled(A (&x)[V], A (&y)[V], F f)
     }
 }
 
-/* What operations of one input have in common; src is array 1. */
+/* Operations of one input, which is array 1, derive from this. */
 template <typename T> struct kn_of_one {
     typename kn_kept<T>::type src;
 
