@@ -115,6 +115,29 @@ parity '3\tpage\t7\ttakes\tnone\t-\tkn_undo does\n' '"kn_undo" is neither public
 parity '3\tpage\t7\ttakes\topen\t-\tas adding.borrows has it\n' 'no test "adding.borrows"'
 finds shell scripts/x 'if true; then\n' 'scripts/x'
 finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
+# compiled COMMAND...: what the build says of kernels/a.c, each with a definition of its own.
+compiled() {
+    local command
+    for command in "$@"; do
+        printf '{"directory": "%s", "file": "../kernels/a.c", "output": "a.o", "command": "%s -I.. -c ../kernels/a.c"}\n' \
+            "$house/build-test" "$command"
+    done | paste -sd, | sed 's/.*/[&]/' >"$house/build-test/compile_commands.json"
+}
+cp "$house/kernels/a.c" "$TMP/a.c"
+printf '#ifdef TWO\nstatic int unused(void)\n{\n    return 1;\n}\n#endif\n' >>"$house/kernels/a.c"
+compiled "gcc -DONE" "gcc -DTWO" "gcc -DTHREE"
+lint warnings_gcc
+check "warnings_gcc finds what is there by a definition" fails 'kernels/a.c:8'
+compiled "gcc -DONE" "gcc -DTWO -Wall -Wextra -Wshadow -Wstrict-prototypes -Wvla -Werror"
+: >"$house/build-test/a.o"
+touch -d '1 minute ago' "$house/kernels/a.c"
+lint warnings_gcc
+check "warnings_gcc believes the build, where a warning was an error" succeeds
+touch -d '2 minutes ago' "$house/build-test/a.o"
+lint warnings_gcc
+check "but not one of an older source" fails 'kernels/a.c:8'
+cp "$TMP/a.c" "$house/kernels/a.c"
+compiled "gcc"
 ! command -v clang-format >/dev/null ||
     finds format kernels/a.c 'int  b ;\n' 'not formatted'
 ! command -v clang >/dev/null ||

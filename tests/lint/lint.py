@@ -2,7 +2,7 @@
 """tests/lint/lint.py: the checks of the sources that no compiler makes, and the compilers' own.
 
 Each check is a function that yields one line a complaint ("file:line: what is wrong") or raises
-Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] [CHECK...]
+Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--fresh] [--tap FILE] [CHECK...]
 """
 import argparse
 import concurrent.futures
@@ -326,24 +326,31 @@ def warnings_of(compiler):
     if not os.path.exists(database):
         raise Skip(f'{options.build}/compile_commands.json is not there: scripts/test --suite lint')
     extra = ['-Wno-initializer-overrides'] + openmp_header(build) if compiler == 'clang' else []
-    # gcc finds some (unused functions, uninitialized values) only when it goes on to compile. What ccache knows
-    # costs nothing, but it knows only what was compiled: where the build was by gcc, its own commands.
-    ccache = shutil.which('ccache')
+    # gcc finds some (unused functions, uninitialized values) only when it goes on to compile. What it compiled with
+    # warnings as errors had none. What ccache knows costs nothing, but it knows only what was compiled: where the build
+    # was by gcc, its own commands.
+    ccache = None if options.fresh else shutil.which('ccache')
     how = ['-O1', '-c'] if compiler == 'gcc' else ['-O0', '-c'] if ccache else ['-fsyntax-only']
-    jobs = {}
+    jobs, clean = {}, set()
     with open(database, encoding='utf-8') as f:
-        for entry in json.load(f):
-            words = shlex.split(entry['command'])
-            keep = [a for a in words[1:] if re.match(r'-(D|U|I|isystem|m(?!mem)|std=|fopenmp|pthread)', a)]
-            path = os.path.normpath(os.path.join(build, entry['file']))
-            if not path.startswith(ROOT) or not path.endswith('.c') or not os.path.exists(path):
-                continue
-            # The shim's own form of a test has the same warnings as Criterion's.
-            key = (path, *(a for a in keep if a[1] != 'I' and a != '-DKN_CRITERION'))
-            if compiler == 'gcc' and was_cached(words) and os.path.exists(os.path.join(build, entry['output'])):
+        entries = json.load(f)
+    defined = set(re.findall(r' -D(\w+)', ' '.join(e['command'] for e in entries))) - {'KN_CRITERION'}
+    for entry in entries:
+        words = shlex.split(entry['command'])
+        keep = [a for a in words[1:] if re.match(r'-(D|U|I|isystem|m(?!mem)|std=|fopenmp|pthread)', a)]
+        path = os.path.normpath(os.path.join(build, entry['file']))
+        if not path.startswith(ROOT) or not path.endswith('.c') or not os.path.exists(path):
+            continue
+        # The shim's own form of a test has the same warnings as Criterion's.
+        told, newest = definitions_told(os.path.relpath(path, ROOT), defined)
+        key = (path, *sorted({a for a in keep if a[1] == 'm' or a[1] == 'D' and a[2:].split('=')[0] in told}))
+        jobs.setdefault(key, [ccache] * bool(ccache) + [compiler] + how + keep + WARNINGS + extra + [path])
+        if compiler == 'gcc' and with_warnings(words) and os.path.exists(os.path.join(build, entry['output'])):
+            if '-Werror' in words and os.path.getmtime(os.path.join(build, entry['output'])) > newest:
+                clean.add(key)
+            elif ccache and os.path.basename(words[0]) == 'ccache':
                 jobs[key] = words
-            else:
-                jobs.setdefault(key, [ccache] * bool(ccache) + [compiler] + how + keep + WARNINGS + extra + [path])
+    jobs = {key: command for key, command in jobs.items() if key not in clean}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool, tempfile.TemporaryDirectory() as room:
         complaints = set()
         commands = [elsewhere(c, f'{room}/{n}') for n, c in enumerate(jobs.values())]
@@ -356,9 +363,25 @@ def warnings_of(compiler):
     yield from sorted(complaints)
 
 
-def was_cached(words):
-    """The build's command went through ccache to gcc, with all warnings."""
-    return (os.path.basename(words[0]) == 'ccache' and is_gcc(words[1]) and
+def definitions_told(path, defined, known={}):
+    """Those of these names that stand in the file or in a file of the project that it includes, because no other
+    definition (-D) changes anything there; and when the newest of these files was written."""
+    told, newest, files = set(), 0, [path]
+    for path in files:  # which grows
+        if path not in known:
+            code = text(path)
+            known[path] = (defined.intersection(re.findall(r'\w+', code)), os.path.getmtime(os.path.join(ROOT, path)),
+                           [p for p in re.findall(r'(?m)^\s*#\s*include\s+"([^"]+)"', code)
+                            if os.path.exists(os.path.join(ROOT, p))])
+        told |= known[path][0]
+        newest = max(newest, known[path][1])
+        files += [p for p in known[path][2] if p not in files]
+    return told, newest
+
+
+def with_warnings(words):
+    """The build's command runs gcc, with all warnings."""
+    return (is_gcc(words[os.path.basename(words[0]) == 'ccache']) and
             all(w in words for w in WARNINGS if not w.startswith('-Wno-')))
 
 
@@ -403,6 +426,7 @@ def parse():
     p = argparse.ArgumentParser(prog='scripts/lint', description='Checks the sources:\n' + rules,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--build', default='build-test', help='build folder with compile_commands.json')
+    p.add_argument('--fresh', action='store_true', help='compile without ccache, which has nothing of these sources yet')
     p.add_argument('--tap', help='also write a TAP report here')
     p.add_argument('checks', nargs='*', metavar='CHECK', help='only these')
     o = p.parse_args()
