@@ -1,4 +1,4 @@
-/* tests/models/one_step_test.c: one training step of a small GPT leaks nothing: neither tensors nor
+/* tests/fsdp/one_step_test.c: one training step of a small GPT leaks nothing: neither tensors nor
  * ledger bytes, nor (under valgrind, which runs this case) anything else. */
 #include "tests/kn_test.h"
 #include "knap.h"
