@@ -140,14 +140,14 @@ void enter(int i)
     kn_emulated_now.thread = (uint16_t)i;
     kn_emulated_now.block_round = (uint16_t)f.block_barriers;
     kn_emulated_now.warp_round = f.syncwarps;
-    kn_emulated_now.stack[0] = { f.stack, f.stack + STACK_BYTES };
-    kn_emulated_now.runs = true;
+    kn_emulated_now.stack[0] = { f.stack, STACK_BYTES };
+    kn_emulated_now.looks = kn_emulated_now.watched;
     threadIdx = f.index;
 }
 
 void yield()
 {
-    kn_emulated_now.runs = false;
+    kn_emulated_now.looks = false;
     if (_setjmp(fibers[current].jump) == 0)
         _longjmp(scheduler, 1);
     enter(current);
@@ -249,9 +249,9 @@ void run_flat(const order &o)
         unsigned i = (unsigned)o[(uint64_t)k];
         kn_emulated_now.thread = (uint16_t)i;
         threadIdx = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
-        kn_emulated_now.runs = true;
+        kn_emulated_now.looks = kn_emulated_now.watched;
         body(closure);
-        kn_emulated_now.runs = false;
+        kn_emulated_now.looks = false;
     }
 }
 
@@ -300,7 +300,7 @@ void find_stack()
         pthread_attr_getstack(&attr, &begin, &bytes);
         pthread_attr_destroy(&attr);
     }
-    kn_emulated_now.stack[1] = { (const char *)begin, (const char *)begin + bytes };
+    kn_emulated_now.stack[1] = { (const char *)begin, bytes };
 }
 
 void run_grid(bool use_fibers, const void *kernel, const order &blocks, const order &flat)

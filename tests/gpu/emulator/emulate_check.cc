@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#pragma GCC optimize("omit-frame-pointer") /* the compiler calls this at each access */
+
 kn_emulated_thread kn_emulated_now;
 
 void kn_emulated_stop(const char *fmt, ...)
@@ -43,6 +45,7 @@ struct range {
 
 enum { ALLOWED = 512 };
 range allowed[ALLOWED], special[KN_EMULATED_SLOTS];
+range *last = allowed; /* of the allowed ones, the last that was accessed */
 int allowed_count;
 range shared; /* KN_SHARED variables: this thread's segment of the library that this file is in */
 
@@ -237,7 +240,6 @@ uint32_t classify(const char *p, size_t bytes, bool writes, bool *is_shared, con
     for (int i = 0; i < KN_EMULATED_SLOTS; i++)
         if (inside(special[i], p, bytes))
             return special[i].born;
-    static range *last = allowed;
     if (allowed_count == 0 || inside(*last, p, bytes))
         return 0;
     for (int i = 0; i < allowed_count; i++)
@@ -265,27 +267,31 @@ void look_closely(const char *p, size_t bytes, bool writes, const void *pc)
     }
 }
 
+bool on_stack(const void *p, int which)
+{
+    const auto &s = kn_emulated_now.stack[which];
+    return (size_t)((const char *)p - s.begin) < s.bytes;
+}
+
 __attribute__((noinline)) void watch(const void *at, size_t bytes, size_t aligned, bool writes,
                                      const void *pc)
 {
     const char *p = (const char *)at;
-    const kn_emulated_thread &t = kn_emulated_now;
-    if ((p >= t.stack[0].begin && p < t.stack[0].end) ||
-        (p >= (char *)kn_emulated_index && p < (char *)(kn_emulated_index + 4)))
+    const bool is_aligned = ((uintptr_t)p & (aligned - 1)) == 0;
+    if (left <= 0 && is_aligned && (inside(shared, p, bytes) || inside(*last, p, bytes)))
         return;
-    if (left <= 0 && inside(shared, p, bytes))
+    if ((p >= (char *)kn_emulated_index && p < (char *)(kn_emulated_index + 4)) || on_stack(p, 1) ||
+        bytes == 0)
         return;
-    if ((p >= t.stack[1].begin && p < t.stack[1].end) || bytes == 0)
-        return;
-    if ((uintptr_t)p % aligned)
-        kn_emulated_stop("thread %d %s %zu bytes at %p, which isn't aligned", t.thread,
+    if (!is_aligned)
+        kn_emulated_stop("thread %d %s %zu bytes at %p, which isn't aligned", kn_emulated_now.thread,
                          writes ? "writes" : "reads", bytes, at);
     look_closely(p, bytes, writes, pc);
 }
 
 inline void access(const void *at, size_t bytes, size_t aligned, bool writes, const void *pc)
 {
-    if (kn_emulated_now.runs && kn_emulated_now.watched)
+    if (kn_emulated_now.looks && !on_stack(at, 0))
         watch(at, bytes, aligned, writes, pc);
 }
 } // namespace
@@ -319,6 +325,8 @@ void emulated_allow(const void *p, size_t bytes)
 void emulated_allow_all(void)
 {
     allowed_count = 0;
+    last = allowed;
+    *last = {};
 }
 
 /* ---- what the compiler calls ----------------------------------------------------------------- */

@@ -7,13 +7,16 @@
 
 /* The running thread and its number of passed barriers. Blocks are numbered through the program. */
 struct kn_emulated_thread {
-    bool runs, atomic, watched; /* watched: the launch's arrays are known */
+    bool watched; /* the launch's arrays are known */
+    bool looks;   /* at the accesses of a thread that runs */
+    bool atomic;
     const char *kernel;
     uint32_t launch, block; /* the first block of the launch, and this one; from 1 */
     uint16_t thread, block_round;
     uint32_t warp_round;
     struct {
-        const char *begin, *end;
+        const char *begin;
+        size_t bytes;
     } stack[2]; /* the fiber's, and the launching thread's */
     size_t dynamic,
         fixed; /* bytes of shared memory: requested, and of KN_SHARED written by this block */
