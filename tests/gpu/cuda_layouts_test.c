@@ -46,9 +46,10 @@ KN_TEST(cuda_layouts, every_version_of_nccl)
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
         library(versions[i] < 21900 ? "libfake_nccl_2_18.so" : "libfake_nccl.so");
         nccl->version = versions[i];
-        for (nccl->polls = 0; nccl->polls <= 6; nccl->polls += 3)
-            for (int n = 2; n <= 8; n *= 2)
-                good(n, version_rank);
+        for (int k = 0; k < 3; k++) { /* each with 0, 3 and 6 polls and with 2, 4 and 8 ranks */
+            nccl->polls = 3 * k;
+            good(2 << (i + (size_t)k) % 3, version_rank);
+        }
     }
 }
 

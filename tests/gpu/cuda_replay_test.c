@@ -44,7 +44,8 @@ KN_TEST(cuda_replay, replayed_steps_give_the_same_bits)
     fake_begin();
     for (int i = 0; i < 2; i++) {
         train(&eager, types[i], trainer_step, false, NULL);
-        KN_CHECK(eager.loss[0][0] != eager.loss[0][1] && eager.loss[8][0] < eager.loss[0][0]);
+        KN_CHECK(eager.loss[0][0] != eager.loss[0][1] &&
+                 eager.loss[STEPS - 1][0] < eager.loss[0][0]);
         for (int backwards = 0; backwards <= i; backwards++) {
             int launches = fake.launches;
             fake.backwards = backwards;
@@ -95,7 +96,7 @@ KN_TEST(cuda_replay, a_changed_step_is_recorded_anew)
     train(&replayed, KN_BF16, trainer_step, true, change);
     records_same(&eager, &replayed, "another schedule gives the same bits");
     KN_CHECK(recorded_at[2] == 1 && recorded_at[3] == 1 && recorded_at[5] == 1 &&
-             recorded_at[6] == 2 && recorded_at[8] == 2);
+             recorded_at[6] == 2 && recorded_at[STEPS - 1] == 2);
     kn_context_end();
     KN_CHECK(fake.live == 0 && fake.graphs == 0);
 }

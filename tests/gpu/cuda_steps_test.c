@@ -75,7 +75,7 @@ typedef struct steady {
     int accum, late;
 } steady;
 
-enum { WARM = 3, LONG = 5 };
+enum { WARM = 3, LONG = 3 };
 
 /* The gradients of a step; its last loss. */
 static kn_tensor *steady_backwards(kn_gpt *g, const steady *s, kn_scaler *scaler, int step)

@@ -6,7 +6,7 @@
 #include "knap.h"
 #include "tests/kn_test.h"
 
-enum { STEPS = 9, MICRO = 2, IDS = 16, VALUES = 8192 };
+enum { STEPS = 8, MICRO = 2, IDS = 16, VALUES = 8192 };
 
 typedef struct trainer {
     kn_gpt model;
