@@ -57,7 +57,7 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
         return false;
     a->heads = a->H / a->G;
     a->width = attn_round_up(a->D, GEMM_NR);
-    a->row = (a->width / 16 | 1) * 16;
+    a->row = (attn_round_up(a->width, 16) / 16 | 1) * 16;
     a->queries = attn_round_up(a->T, QB);
     a->keys = attn_round_up(a->S, GEMM_NR);
     return true;
