@@ -113,9 +113,10 @@ KN_API kn_tensor *kn_tanh(kn_tensor *x);
 KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
 KN_API kn_tensor *kn_logsigmoid(kn_tensor *x); /* log(sigmoid(x)) */
 KN_API kn_tensor *kn_relu(kn_tensor *x);
-KN_API kn_tensor *kn_relu6(kn_tensor *x);     /* min(max(x, 0), 6); gradient 0 at 0 and 6 */
-KN_API kn_tensor *kn_gelu_tanh(kn_tensor *x); /* tanh form, as GPT-2 */
-KN_API kn_tensor *kn_gelu(kn_tensor *x);      /* exact form */
+KN_API kn_tensor *kn_relu6(kn_tensor *x);        /* min(max(x, 0), 6); gradient 0 at 0 and 6 */
+KN_API kn_tensor *kn_relu_squared(kn_tensor *x); /* max(x, 0)^2, in one pass each way */
+KN_API kn_tensor *kn_gelu_tanh(kn_tensor *x);    /* tanh form, as GPT-2 */
+KN_API kn_tensor *kn_gelu(kn_tensor *x);         /* exact form */
 KN_API kn_tensor *kn_silu(kn_tensor *x);
 KN_API kn_tensor *kn_mish(kn_tensor *x);        /* x tanh(log(1 + e^x)) */
 KN_API kn_tensor *kn_hardsigmoid(kn_tensor *x); /* min(max(x + 3, 0), 6) / 6; gradient 0 at -3, 3 */

@@ -72,7 +72,7 @@ static kn_values block_forward(kn_module *self, kn_values in, const void *arg)
     (void)arg;
     block *b = (block *)self;
     kn_tensor *x = kn_add(in.v[0], attention(b, norm(in.v[0]), in.v[1]));
-    kn_tensor *hidden = kn_square(kn_relu(kn_call(&b->up, norm(x))));
+    kn_tensor *hidden = kn_relu_squared(kn_call(&b->up, norm(x)));
     return KN_VALUES(kn_add(x, kn_call(&b->down, hidden)));
 }
 

@@ -13,6 +13,11 @@ simple('atan2 logaddexp', count=2)
 simple('floor_divide', 'positive', count=2, grad=False)
 
 
+@row('kn_relu_squared', 'relu, square')
+def _(d):
+    return [d.input(d.shape())], lambda k, x: k.relu_squared(x), lambda x: F.relu(x).square()
+
+
 for word in ('remainder', 'fmod'):
     @row('kn_' + word, word)
     def _(d, word=word):

@@ -76,6 +76,8 @@ KN_TEST(elementwise, gradients_at_the_corners)
         CHECK_VALUES(gradient(x, kn_hardtanh(x)), 0, 1, 1, 1, 0, 0);
         CHECK_VALUES(gradient(x, kn_hardtanh(x, .low = KN_ZERO, .high = 0.3)), 0, 0, 0, 0, 0, 0);
         CHECK_VALUES(gradient(x, kn_relu6(kn_scale(x, 6))), 0, 0, 0, 6, 0, 0);
+        CHECK_VALUES(gradient(x, kn_relu_squared(x)), 0, 0, 0, 1, 2, 4);
+        CHECK_VALUES(kn_relu_squared(x), 0, 0, 0, 0.25, 1, 4);
         CHECK_VALUES(gradient(x, kn_leaky_relu(x, .slope = 0.25)), 0.25, 0.25, 0.25, 1, 1, 1);
         CHECK_VALUES(gradient(x, kn_leaky_relu(x, .slope = KN_ZERO)), 0, 0, 0, 1, 1, 1);
         CHECK_VALUES(gradient(x, kn_elu(kn_scale(x, 4096), .alpha = 2)), 0, 0, 8192, 4096, 4096,

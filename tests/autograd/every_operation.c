@@ -39,6 +39,7 @@ EVERY(kn_pow, LAYOUTS(""), kn_pow(x, 3));
 EVERY(kn_clamp, LAYOUTS(""), kn_clamp(x, -0.6, 0.7));
 EVERY(kn_hardtanh, LAYOUTS(""), kn_hardtanh(x, .low = -0.6, .high = 0.7));
 EVERY(kn_relu6, "2 3", kn_relu6(x));
+EVERY(kn_relu_squared, "2 3", kn_relu_squared(x));
 EVERY(kn_leaky_relu, LAYOUTS(""), kn_leaky_relu(x, .slope = 0.3));
 EVERY(kn_elu, LAYOUTS(""), kn_elu(x, .alpha = 1.4));
 EVERY(kn_celu, LAYOUTS(""), kn_celu(x, .alpha = 1.4));

@@ -288,6 +288,9 @@ static const shape shapes[] = {
     { 2, 2, 1, 70, 130, 8, false, true, 0, .mask = KN_BOOL },
     { 2, 2, 2, 60, 101, 16, false, false, 0.2, .mask = KN_F32 },
     { 1, 2, 1, 150, 150, 8, true, true, 0, .window = 97, .mask = KN_F32 },
+    { 1, 2, 1, 270, 560, 24, true, true, 0.2, .window = 300 }, /* keys of several blocks */
+    { 1, 1, 1, 130, 600, 16, false, false, 0, .mask = KN_BOOL },
+    { 1, 1, 1, 540, 540, 8, true, false, 0 },
 };
 
 KN_TEST(attention, f32_is_right)

@@ -11,38 +11,44 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#define CHUNK ((int64_t)1 << 20) /* floats of packed keys and values at a time */
+#define CHUNK      ((int64_t)1 << 20) /* floats of packed keys and values at a time */
+#define KEY_FLOATS (1 << 15) /* of a block of keys: with its values, half of 512 KB of L2 */
 
 /* The packed keys and values of some groups (b, g), and each thread's tiles. */
 typedef struct forward {
     attn a;
     const kn_attention_args *x;
-    int64_t first, groups; /* (b, g) as b G + g */
-    float *panels, *values;
-    bool copies; /* values are in `values`; else they are read where they lie */
+    int64_t first, groups;  /* (b, g) as b G + g */
+    float *panels, *values; /* values: of a group [width / GEMM_NR, S, GEMM_NR] */
+    bool copies;            /* values are in `values`; else they are read where they lie */
 } forward;
 
 /* One thread's block of queries. */
 typedef struct block {
     int64_t b, h, t; /* first query */
-    float *q;        /* [QB, width], scaled */
-    float *p;        /* [GEMM_MR, SB]: a panel's scores, then probabilities */
-    float *o;        /* [QB, width] */
+    float *q;        /* [QB, row], scaled */
+    float *p;        /* [GEMM_MR, KB]: a panel's scores, then probabilities */
+    float *o;        /* [QB, row] */
     float m[QB], l[QB];
+    bool met[QB / GEMM_MR]; /* a panel of queries has met keys: o has values */
 } block;
 
 static int64_t block_floats(const attn *a)
 {
-    return 2 * QB * a->width + GEMM_MR * SB;
+    return 2 * QB * a->row + GEMM_MR * KB;
 }
 
 static void forward_pack(const forward *f, int64_t i)
 {
     const attn *a = &f->a;
     const int64_t b = (f->first + i) / a->G, g = (f->first + i) % a->G;
+    const kn_array *v = &f->x->v;
+    const void *from = attn_row(v, b, g, 0);
+    float *values = f->values + i * a->S * a->width;
     attn_panels(a, f->panels + i * attn_panels_floats(a), &f->x->k, b, g);
-    if (f->copies)
-        attn_load(a, f->values + i * a->S * a->width, a->S, &f->x->v, b, g, 0, a->S, 1.0f);
+    for (int64_t d = 0; f->copies && d < a->D; d += GEMM_NR)
+        gemm_pack_right(values + d * a->S, gemm_at(from, v->dtype, d), v->dtype, 1, v->stride[2],
+                        v_min_i64(GEMM_NR, a->D - d), a->S);
 }
 
 static void block_begin(const forward *f, block *c)
@@ -50,7 +56,6 @@ static void block_begin(const forward *f, block *c)
     const attn *a = &f->a;
     const int64_t n = v_min_i64(QB, a->T - c->t), rows = attn_round_up(n, GEMM_MR);
     attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->scale);
-    memset(c->o, 0, (size_t)(rows * a->width) * sizeof *c->o);
     for (int64_t i = 0; i < rows; i++) {
         c->m[i] = -INFINITY;
         c->l[i] = 0;
@@ -66,65 +71,81 @@ static bool all_hidden(const float *p, int64_t n)
     return j == n;
 }
 
-/* Row i of the block, in its row of p: n visible scores, some of which may be hidden, become
- * probabilities relative to the new maximum; p is zero from there to end. Where keys before had
- * another maximum, their sums shrink. */
-static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, int64_t end)
+/* The maximum of row r of a panel of queries, from `top` of its `end` scores and of keys before,
+ * whose sums o and l shrink where it is new; 0 of a row that has seen no key: its scores are -inf,
+ * their exponentials 0. */
+static float row_max(const attn *a, block *c, int64_t i, int64_t r, vf top, bool sees, int64_t end)
 {
-    float *p = c->p + i % GEMM_MR * SB, *o = c->o + i * a->width;
-    if (n > 0) {
-        attn_scores(a, p, c->b, c->h, c->t + i, s, n);
-        for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
-            p[j] = -INFINITY; /* whose exponential is 0 */
-        vf top = v_set1(c->m[i]), sum = v_zero();
-        for (int64_t j = 0; j < n; j += KN_VW)
-            top = v_max(v_load(p + j), top);
-        const float m = v_hmax(top);
-        if (m == -INFINITY && (a->mask || a->window) && all_hidden(p, n)) {
-            memset(p, 0, (size_t)end * sizeof *p);
-            return;
+    const float m = v_hmax(top), before = c->m[i + r];
+    float *o = c->o + (i + r) * a->row;
+    if (m == -INFINITY && (!sees || ((a->mask || a->window) && all_hidden(c->p + r * KB, end))))
+        return 0;
+    c->m[i + r] = m;
+    if (m != before && before > -INFINITY) {
+        const vf shrink = v_exp(v_set1(before - m));
+        c->l[i + r] *= shrink[0];
+        for (int64_t d = 0; d < a->width; d += KN_VW)
+            v_store(o + d, v_load(o + d) * shrink);
+    }
+    return m;
+}
+
+/* The scores, in p, of the panel of queries from row i on become probabilities relative to the new
+ * maxima. Its rows see some of the `seen` keys from s on. */
+static void block_rows(const attn *a, block *c, int64_t i, int64_t s, int64_t seen)
+{
+    const int64_t end = attn_round_up(seen, KN_VW);
+    vf top[GEMM_MR], sum[GEMM_MR];
+    int64_t visible[GEMM_MR];
+    float m[GEMM_MR];
+    for (int r = 0; r < GEMM_MR; r++) {
+        visible[r] = attn_visible(a, c->t + i + r, s, seen);
+        if (visible[r] > 0)
+            attn_scores(a, c->p + r * KB, c->b, c->h, c->t + i + r, s, visible[r]);
+        for (int64_t j = visible[r]; j < end; j++)
+            c->p[r * KB + j] = -INFINITY; /* whose exponential is 0 */
+        top[r] = v_set1(c->m[i + r]), sum[r] = v_zero();
+    }
+    for (int64_t j = 0; j < end; j += KN_VW)
+        for (int r = 0; r < GEMM_MR; r++)
+            top[r] = v_max(v_load(c->p + r * KB + j), top[r]);
+    for (int r = 0; r < GEMM_MR; r++)
+        m[r] = row_max(a, c, i, r, top[r], visible[r] > 0, end);
+    for (int64_t j = 0; j < end; j += KN_VW)
+        for (int r = 0; r < GEMM_MR; r++) {
+            const vf e = attn_exp(v_load(c->p + r * KB + j) - v_set1(m[r]));
+            v_store(c->p + r * KB + j, e);
+            sum[r] = sum[r] + e;
         }
-        if (m != c->m[i] && c->m[i] > -INFINITY) {
-            const vf shrink = v_exp(v_set1(c->m[i] - m));
-            c->l[i] *= shrink[0];
-            for (int64_t d = 0; d < a->width; d += KN_VW)
-                v_store(o + d, v_load(o + d) * shrink);
-        }
-        for (int64_t j = 0; j < n; j += KN_VW) {
-            const vf e = attn_exp(v_load(p + j) - v_set1(m));
-            v_store(p + j, e);
-            sum = sum + e;
-        }
-        c->l[i] += v_hsum(sum);
-        c->m[i] = m;
-        if (a->dropout) {
-            float factor[SB];
-            attn_factors(a, factor, (c->b * a->H + c->h) * a->T + c->t + i, s, n);
-            for (int64_t j = 0; j < n; j += KN_VW)
+    for (int r = 0; r < GEMM_MR; r++) {
+        c->l[i + r] += v_hsum(sum[r]);
+        if (a->dropout && visible[r] > 0) {
+            float factor[KB], *p = c->p + r * KB;
+            attn_factors(a, factor, (c->b * a->H + c->h) * a->T + c->t + i + r, s, visible[r]);
+            for (int64_t j = 0; j < visible[r]; j += KN_VW)
                 v_store(p + j, v_load(p + j) * v_load(factor + j));
         }
     }
-    for (int64_t j = n; j < end; j++)
-        p[j] = 0;
 }
 
-/* Meets the n <= SB keys from s on. */
+/* Meets the n <= KB keys from s on. */
 static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const float *panels,
                        const float *v, int64_t vs)
 {
     const attn *a = &f->a;
     for (int64_t i = 0; i < QB && c->t + i < a->T; i += GEMM_MR) {
-        const int64_t seen = attn_meets(a, c->t + i, c->t + i + GEMM_MR, s, n)
-                                 ? attn_panel_visible(a, c->t + i, s, n)
-                                 : 0;
+        const int64_t begin = s + attn_hidden(a, c->t + i, s, n) / GEMM_NR * GEMM_NR;
+        const int64_t seen = attn_panel_visible(a, c->t + i, begin, s + n - begin);
+        bool *met = c->met + i / GEMM_MR;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
-            gemm_tile(a->D, c->q + i * a->width, a->width, 1, panels + (s + j) * a->D, GEMM_NR,
-                      c->p + j, SB, false, NULL);
-        for (int64_t r = i; seen > 0 && r < i + GEMM_MR; r++)
-            block_row(a, c, r, s, attn_visible(a, c->t + r, s, n), seen);
+            gemm_tile(a->D, c->q + i * a->row, a->row, 1, panels + (begin + j) * a->D, GEMM_NR,
+                      c->p + j, KB, false, NULL);
+        if (seen > 0)
+            block_rows(a, c, i, begin, seen);
         for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
-            gemm_tile(seen, c->p, SB, 1, v + s * vs + d, vs, c->o + i * a->width + d, a->width,
-                      true, NULL);
+            gemm_tile(seen, c->p, KB, 1, v + d * (f->copies ? a->S : 1) + begin * vs, vs,
+                      c->o + i * a->row + d, a->row, *met, NULL);
+        *met |= seen > 0;
     }
 }
 
@@ -134,8 +155,10 @@ static void block_end(const forward *f, block *c)
     float *lse = (float *)f->x->lse.data + (c->b * a->H + c->h) * a->T + c->t;
     for (int64_t i = 0; i < QB && c->t + i < a->T; i++) {
         const bool blind = c->m[i] == -INFINITY && c->l[i] == 0;
-        attn_store(a, &f->x->o, c->b, c->h, c->t + i, c->o + i * a->width,
-                   blind ? 0.0f : 1.0f / c->l[i]);
+        float *o = c->o + i * a->row;
+        if (blind)
+            memset(o, 0, (size_t)a->width * sizeof *o);
+        attn_store(a, &f->x->o, c->b, c->h, c->t + i, o, blind ? 0.0f : 1.0f / c->l[i]);
         lse[i] = blind ? -INFINITY : c->m[i] + logf(c->l[i]);
     }
 }
@@ -149,18 +172,17 @@ static void forward_item(const forward *f, int64_t item, float *room)
     block c = { .b = group / a->G, .h = g * a->heads + item % a->heads };
     c.t = a->queries - QB * (1 + item / each);
     c.q = room;
-    c.p = c.q + QB * a->width;
-    c.o = c.p + GEMM_MR * SB;
-    const kn_array *v = &f->x->v;
+    c.p = c.q + QB * a->row;
+    c.o = c.p + GEMM_MR * KB;
     const float *panels = f->panels + i * attn_panels_floats(a);
+    const kn_array *v = &f->x->v;
     const float *values = f->copies ? f->values + i * a->S * a->width : attn_row(v, c.b, g, 0);
     block_begin(f, &c);
-    for (int64_t s = attn_hidden(a, c.t, 0, a->S) / SB * SB; s < a->S; s += SB) {
-        if (!attn_meets(a, c.t, c.t + QB, s, SB))
-            break;
-        block_meet(f, &c, s, v_min_i64(SB, a->S - s), panels, values,
-                   f->copies ? a->width : v->stride[2]);
-    }
+    const int64_t first = attn_hidden(a, c.t, 0, a->S) / a->block * a->block;
+    const int64_t end = attn_visible(a, v_min_i64(c.t + QB, a->T) - 1, 0, a->S);
+    for (int64_t s = first; s < end; s += a->block)
+        block_meet(f, &c, s, v_min_i64(a->block, a->S - s), panels, values,
+                   f->copies ? GEMM_NR : v->stride[2]);
     block_end(f, &c);
 }
 
@@ -199,7 +221,7 @@ static void forward_chunk(const forward *f, int threads, float *rooms)
  * and not in tiles: dot products of a query with the keys, then the sum of the values by weights.
  * Keys come in chunks of a fixed number, which threads take in any order; maxima and sums of the
  * chunks are joined in their order. */
-enum { FEW_KEYS = 4 * SB }; /* of a chunk */
+enum { FEW_KEYS = 384 }; /* of a chunk */
 
 typedef struct attn_few {
     const attn *a;
@@ -239,8 +261,8 @@ static void attn_few_query(const attn_few *f, float *part, int64_t b, int64_t g,
         return;
     attn_load(a, q, 1, &f->x->q, b, h, t, 1, a->scale);
     VEC_BY_DTYPE(k->dtype, attn_few_dots, p, q, a->D, k, b, g, s, n);
-    for (int64_t j = 0; j < n; j += SB)
-        attn_scores(a, p + j, b, h, t, s + j, v_min_i64(SB, n - j));
+    for (int64_t j = 0; j < n; j += KB)
+        attn_scores(a, p + j, b, h, t, s + j, v_min_i64(KB, n - j));
     for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
         p[j] = -INFINITY; /* whose exponential is 0 */
     vf top = v_set1(-INFINITY), sum = v_zero();
@@ -331,9 +353,9 @@ kn_status VEC_FN(vec_attention)(const void *args)
     attn_dropout(a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     if (attn_few_takes(a))
         return attn_few_run(a, x);
-    f.copies = x->v.dtype != KN_F32 || a->D != a->width;
-    const int64_t keys = attn_panels_floats(a);
-    const int64_t values = f.copies ? attn_round_up(a->S * a->width, 16) : 0;
+    attn_cut(a, v_max_i64(QB, v_min_i64(KB, KEY_FLOATS / a->width)) / GEMM_NR * GEMM_NR);
+    f.copies = x->v.dtype != KN_F32 || a->D != a->width || a->heads * a->T > 2 * QB;
+    const int64_t keys = attn_panels_floats(a), values = f.copies ? a->S * a->width : 0;
     const int64_t all = a->B * a->G;
     const int64_t groups = v_min_i64(all, v_max_i64(1, CHUNK / (keys + values)));
     const int threads = kn_threads_for(a->B * a->H * a->T * v_min_i64(a->S * a->D, 1 << 20) / 8);

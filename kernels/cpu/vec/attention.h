@@ -1,6 +1,7 @@
 /* kernels/cpu/vec/attention.h (private): shared by forward and backward of attention. Both walk
- * tiles of QB queries by SB keys (Dao and others, arXiv:2205.14135); the products inside a tile are
- * gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by zeros. */
+ * tiles of QB queries by a block of keys (Dao and others, arXiv:2205.14135); the products inside a
+ * tile are gemm_tile's, on copies of the operands in f32 whose rows have `width` floats, padded by
+ * zeros, and lie `row` floats from each other. */
 #ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
 #define KNAP_KERNELS_CPU_VEC_ATTENTION_H
 
@@ -10,15 +11,17 @@
 #include <math.h>
 
 enum {
-    QB = 48, /* a multiple of every GEMM_MR */
-    SB = 96, /* a multiple of every GEMM_MR and GEMM_NR */
+    QB = 48,  /* a multiple of every GEMM_MR */
+    KB = 256, /* the most, in forward; a multiple of every GEMM_NR */
 };
 
 /* q[B, H, T, D], k and v[B, G, S, D]; head h uses group h / heads. */
 typedef struct attn {
     int64_t B, H, G, T, S, D, heads;
     int64_t width;         /* D rounded up to GEMM_NR */
-    int64_t queries, keys; /* T and S rounded up to QB and SB */
+    int64_t row;           /* an odd number of cache lines, so that rows lie in all sets of L1 */
+    int64_t block;         /* keys of a block, a multiple of GEMM_NR */
+    int64_t queries, keys; /* T and S rounded up to QB and GEMM_NR */
     float scale, kept;     /* kept: the factor of values that survive dropout */
     bool causal, dropout;
     int64_t window;       /* 0: none */
@@ -54,9 +57,17 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
         return false;
     a->heads = a->H / a->G;
     a->width = attn_round_up(a->D, GEMM_NR);
+    a->row = (attn_round_up(a->width, 16) / 16 | 1) * 16;
     a->queries = attn_round_up(a->T, QB);
-    a->keys = attn_round_up(a->S, SB);
+    a->keys = attn_round_up(a->S, GEMM_NR);
     return true;
+}
+
+/* Cuts the keys into as few blocks of at most `most` as can be, of nearly one size. */
+static inline void attn_cut(attn *a, int64_t most)
+{
+    const int64_t blocks = (a->S + most - 1) / most;
+    a->block = attn_round_up((a->S + blocks - 1) / blocks, GEMM_NR);
 }
 
 /* Adds what a call with a mask or a window has; false for cases that are left to the reference. */
@@ -101,14 +112,6 @@ static inline int64_t attn_hidden(const attn *a, int64_t t, int64_t s, int64_t n
     return v_max_i64(0, v_min_i64(n, begin - s));
 }
 
-/* Whether a query of [t, end) may see one of the n keys from s on: the last one sees most of their
- * beginning, the first one most of their end. */
-static inline bool attn_meets(const attn *a, int64_t t, int64_t end, int64_t s, int64_t n)
-{
-    const int64_t seen = attn_visible(a, v_min_i64(end, a->T) - 1, s, n);
-    return seen > 0 && attn_hidden(a, t, s, seen) < seen;
-}
-
 static inline void *attn_row(const kn_array *x, int64_t b, int64_t h, int64_t t)
 {
     return gemm_at(x->data, x->dtype, b * x->stride[0] + h * x->stride[1] + t * x->stride[2]);
@@ -121,14 +124,14 @@ VEC_INLINE void attn_load_as(float *dst, const void *src, float scale, int64_t D
         v_store(dst + d, d < D ? v_get_n(t, src, d, D - d) * v_set1(scale) : v_zero());
 }
 
-/* dst[rows, width] = scale * x[b, h, t .. t + n), rows past n zero. */
+/* dst[rows] = scale * x[b, h, t .. t + n), rows past n zero. */
 static inline void attn_load(const attn *a, float *dst, int64_t rows, const kn_array *x, int64_t b,
                              int64_t h, int64_t t, int64_t n, float scale)
 {
     for (int64_t i = 0; i < n; i++)
-        VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * a->width, attn_row(x, b, h, t + i), scale,
+        VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * a->row, attn_row(x, b, h, t + i), scale,
                      a->D, a->width);
-    memset(dst + n * a->width, 0, (size_t)((rows - n) * a->width) * sizeof *dst);
+    memset(dst + n * a->row, 0, (size_t)((rows - n) * a->row) * sizeof *dst);
 }
 
 VEC_INLINE void attn_store_as(void *dst, const float *src, float scale, int64_t D, kn_dtype t)
@@ -173,7 +176,7 @@ static inline void attn_scores(const attn *a, float *p, int64_t b, int64_t h, in
             p[j] = seen[j * step] ? p[j] : -INFINITY;
         return;
     }
-    float m[SB];
+    float m[KB];
     VEC_BY_DTYPE(x->dtype, attn_bias_as, m, gemm_at(x->data, x->dtype, at), step, n);
     for (int64_t j = hidden; j < n; j++)
         p[j] += m[j];
@@ -184,7 +187,7 @@ static inline void attn_scores(const attn *a, float *p, int64_t b, int64_t h, in
 VEC_INLINE vf attn_exp(vf x)
 {
     const vf low = v_set1(-87.0f), high = v_set1(89.0f);
-    return v_sel(v_lt(x, low), v_zero(), v_exp_normal(v_max(low, v_min(high, x))));
+    return v_sel(v_lt(x, low), v_zero(), v_exp_normal(v_min(high, x)));
 }
 
 /* The floats of a head's keys as right operand of q k^T. */
@@ -225,7 +228,7 @@ static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int
 static inline void attn_factors(const attn *a, float *f, int64_t row, int64_t s, int64_t n)
 {
     const vf threshold = v_set1((float)a->threshold), kept = v_set1(a->kept);
-    uint32_t word[SB];
+    uint32_t word[KB];
     vec_words(a->seed, a->stream, (uint64_t)(row * a->S + s), attn_round_up(n, KN_VW), word);
     for (int64_t j = 0; j < n; j += KN_VW) {
         vi w;

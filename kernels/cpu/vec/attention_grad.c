@@ -15,26 +15,30 @@
 
 #include <stdatomic.h>
 
-enum { SIDE = 8 }; /* rows whose delta is computed side by side */
+enum {
+    SIDE = 8,    /* rows whose delta is computed side by side */
+    SB = 128,    /* the most keys of a block; a multiple of every GEMM_NR */
+    P = SB + 16, /* floats from row to row of a tile: an odd number of cache lines */
+};
 
-/* One thread's work; rows of all but the tiles have `width` floats. */
+/* One thread's work. */
 typedef struct backward {
     const attn *a;
     const kn_attention_grad_args *x;
     int64_t b, h, g;
     float *kt, *vt;       /* panels of k^T and v^T */
-    float *k, *dk, *dv;   /* [keys, width] */
-    float *q, *dout, *dq; /* [queries, width] of head h, q scaled */
+    float *k, *dk, *dv;   /* [keys, row] */
+    float *q, *dout, *dq; /* [queries, row] of head h, q scaled */
     float *delta, *share; /* [queries]; share: what weights are multiplied by (row_share) */
     float *rest;          /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
     int64_t *heavy;       /* [queries]: the key with more than half of a row's weight, or -1 */
-    float *p, *dz;        /* tiles [QB, SB] */
+    float *p, *dz;        /* tiles [QB, P] */
 } backward;
 
 static int64_t backward_floats(const attn *a)
 {
-    return 2 * attn_panels_floats(a) + 3 * (a->keys + a->queries) * a->width +
-           (2 + KN_VW + 2) * a->queries + 2 * QB * SB;
+    return 2 * attn_panels_floats(a) + 3 * (a->keys + GEMM_MR + a->queries) * a->row +
+           (2 + KN_VW + 2) * a->queries + 2 * QB * P;
 }
 
 static void backward_place(backward *w, float *room)
@@ -43,17 +47,17 @@ static void backward_place(backward *w, float *room)
     w->kt = room;
     w->vt = w->kt + attn_panels_floats(a);
     w->k = w->vt + attn_panels_floats(a);
-    w->dk = w->k + a->keys * a->width;
-    w->dv = w->dk + a->keys * a->width;
-    w->q = w->dv + a->keys * a->width;
-    w->dout = w->q + a->queries * a->width;
-    w->dq = w->dout + a->queries * a->width;
-    w->delta = w->dq + a->queries * a->width;
+    w->dk = w->k + (a->keys + GEMM_MR) * a->row;
+    w->dv = w->dk + (a->keys + GEMM_MR) * a->row;
+    w->q = w->dv + (a->keys + GEMM_MR) * a->row;
+    w->dout = w->q + a->queries * a->row;
+    w->dq = w->dout + a->queries * a->row;
+    w->delta = w->dq + a->queries * a->row;
     w->share = w->delta + a->queries;
     w->rest = w->share + a->queries;
     w->heavy = (int64_t *)(w->rest + KN_VW * a->queries);
     w->p = (float *)(w->heavy + a->queries);
-    w->dz = w->p + QB * SB;
+    w->dz = w->p + QB * P;
 }
 
 /* delta of all rows from those of o, `step` floats from each other: each one chain of v_fma in
@@ -67,7 +71,7 @@ static void head_delta(const backward *w, const float *o, int64_t step)
         vf sum[SIDE] = { v_zero() };
         for (int i = 0; i < SIDE; i++) {
             const int64_t row = v_min_i64(t + i, a->T - 1); /* the last again at the end */
-            x[i] = w->dout + row * a->width;
+            x[i] = w->dout + row * a->row;
             y[i] = o + row * step;
         }
         for (int64_t d = 0; d < a->D; d++)
@@ -89,9 +93,9 @@ static void head_begin(backward *w)
         head_delta(w, attn_row(&x->o, w->b, w->h, 0), x->o.stride[2]);
     } else {
         attn_load(a, w->dq, a->T, &x->o, w->b, w->h, 0, a->T, 1.0f); /* dq's room is still free */
-        head_delta(w, w->dq, a->width);
+        head_delta(w, w->dq, a->row);
     }
-    memset(w->dq, 0, (size_t)(rows * a->width) * sizeof *w->dq);
+    memset(w->dq, 0, (size_t)(rows * a->row) * sizeof *w->dq);
     for (int64_t t = 0; t < a->T; t++) {
         w->heavy[t] = -1;
         v_store(w->rest + t * KN_VW, v_zero());
@@ -119,54 +123,45 @@ static void note_heavy(const backward *w, int64_t t, int64_t s, int64_t n, const
     }
 }
 
-/* From the scores p and dp = dout v^T of n > 0 visible keys: f P and dz, in the same places; then
- * zeros up to end. */
-static void row_grads(const backward *w, int64_t t, int64_t s, int64_t n, int64_t end, float *p,
-                      float *dz)
+/* From the scores p and dp = dout v^T of row t, which sees some of the `seen` keys from s on: f P
+ * and dz, in the same places, with zeros beside them as far as a panel of keys reaches; `before` of
+ * these lie before. */
+static void row_grads(const backward *w, int64_t t, int64_t s, int64_t seen, int64_t before,
+                      float *p, float *dz)
 {
     const attn *a = w->a;
     const int64_t row = (w->b * a->H + w->h) * a->T + t;
-    const vf lse = v_set1(((const float *)w->x->lse.data)[row]), delta = v_set1(w->delta[t]);
-    const vf share = v_set1(w->share[t]);
-    float factor[SB], *weight = a->dropout ? factor : p;
-    attn_scores(a, p, w->b, w->h, t, s, n);
-    for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
-        p[j] = -INFINITY; /* whose exponential is 0 */
-    if (a->dropout)
+    const bool blind = ((const float *)w->x->lse.data)[row] == -INFINITY && (a->mask || a->window);
+    const int64_t n = blind ? 0 : attn_visible(a, t, s, seen), end = attn_round_up(n, KN_VW);
+    const vf lse = v_set1(blind ? 0 : ((const float *)w->x->lse.data)[row]);
+    const vf delta = v_set1(w->delta[t]), share = v_set1(w->share[t]);
+    float factor[SB], *sum = w->rest + t * KN_VW;
+    if (n > 0)
+        attn_scores(a, p, w->b, w->h, t, s, n);
+    if (n > 0 && a->dropout)
         attn_factors(a, factor, row, s, n);
+    for (int64_t j = n; j < end; j++)
+        p[j] = -INFINITY; /* whose exponential is 0 */
     vf top = v_zero(), rest = v_zero();
-    for (int64_t j = 0; j < n; j += KN_VW) {
+    for (int64_t j = 0; j < end; j += KN_VW) {
         const vf e = attn_exp(v_load(p + j) - lse) * share, dp = v_load(dz + j);
         const vf f = a->dropout ? v_load(factor + j) : v_set1(1.0f);
         v_store(p + j, f * e);
         v_store(dz + j, e * (f * dp - delta));
-        v_store(weight + j, e);
+        if (a->dropout)
+            v_store(factor + j, e);
         top = v_max(e, top);
     }
     if (v_any(v_gt(top, v_set1(0.5f))))
-        note_heavy(w, t, s, n, weight, dz);
-    for (int64_t j = n; j < end; j++)
-        p[j] = dz[j] = 0;
-    for (int64_t j = 0; j < n; j += KN_VW)
+        note_heavy(w, t, s, n, a->dropout ? factor : p, dz);
+    for (int64_t j = 0; j < end; j += KN_VW)
         rest = rest + v_load(dz + j);
-    v_store(w->rest + t * KN_VW, v_load(w->rest + t * KN_VW) + rest);
-    if (w->x->dmask.data)
+    v_store(sum, v_load(sum) + rest);
+    if (w->x->dmask.data && n > 0)
         put_dmask(w, t, s, dz, n);
-}
-
-/* Row i of the tile, up to end: n keys are visible, the rest zero. */
-static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t n, int64_t end)
-{
-    const attn *a = w->a;
-    float *p = w->p + i * SB, *dz = w->dz + i * SB;
-    const float *lse = (const float *)w->x->lse.data + (w->b * a->H + w->h) * a->T;
-    if (n > 0 && lse[t] == -INFINITY && (a->mask || a->window))
-        n = 0; /* the row sees nothing */
-    if (n > 0) {
-        row_grads(w, t, s, n, end, p, dz);
-        return;
-    }
-    for (int64_t j = 0; j < end; j++)
+    for (int64_t j = -before; j < 0; j++)
+        p[j] = dz[j] = 0;
+    for (int64_t j = end; j < seen + GEMM_MR; j++)
         p[j] = dz[j] = 0;
 }
 
@@ -177,14 +172,14 @@ static float row_share(const backward *w, int64_t t)
     const attn *a = w->a;
     const float lse = ((const float *)w->x->lse.data)[(w->b * a->H + w->h) * a->T + t];
     const int64_t i = t / GEMM_MR * GEMM_MR; /* its panel of queries */
-    float *p = w->p + (t - i) * SB, sum = 0;
+    float *p = w->p + (t - i) * P, sum = 0;
     if (!kn_lse_is_coarse(lse))
         return 1;
-    for (int64_t s = 0; s < a->S; s += SB) {
-        const int64_t n = attn_visible(a, t, s, v_min_i64(SB, a->S - s));
+    for (int64_t s = 0; s < a->S; s += a->block) {
+        const int64_t n = attn_visible(a, t, s, v_min_i64(a->block, a->S - s));
         for (int64_t j = 0; j < n; j += GEMM_NR)
-            gemm_tile(a->D, w->q + i * a->width, a->width, 1, w->kt + (s + j) * a->D, GEMM_NR,
-                      w->p + j, SB, false, NULL);
+            gemm_tile(a->D, w->q + i * a->row, a->row, 1, w->kt + (s + j) * a->D, GEMM_NR, w->p + j,
+                      P, false, NULL);
         if (n > 0)
             attn_scores(a, p, w->b, w->h, t, s, n);
         for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
@@ -199,32 +194,35 @@ static float row_share(const backward *w, int64_t t)
 static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
 {
     const attn *a = w->a;
-    const int64_t W = a->width, rows = v_min_i64(QB, a->T - t);
-    const int64_t end = attn_round_up(n, SB / 2); /* a multiple of GEMM_MR and KN_VW */
+    const int64_t R = a->row, rows = v_min_i64(QB, a->T - t);
     for (int64_t i = 0; i < rows; i += GEMM_MR) {
-        const bool meets = attn_meets(a, t + i, t + i + GEMM_MR, s, n);
-        const int64_t seen = meets ? attn_panel_visible(a, t + i, s, n) : 0;
-        const float *q = w->q + (t + i) * W, *dout = w->dout + (t + i) * W;
-        for (int64_t j = 0; j < seen; j += GEMM_NR) {
-            gemm_tile(a->D, q, W, 1, w->kt + (s + j) * a->D, GEMM_NR, w->p + i * SB + j, SB, false,
-                      NULL);
-            gemm_tile(a->D, dout, W, 1, w->vt + (s + j) * a->D, GEMM_NR, w->dz + i * SB + j, SB,
-                      false, NULL);
+        const int64_t begin = attn_hidden(a, t + i, s, n) / GEMM_NR * GEMM_NR;
+        const int64_t seen = attn_panel_visible(a, t + i, s, n);
+        const float *q = w->q + (t + i) * R, *dout = w->dout + (t + i) * R;
+        float *p = w->p + i * P, *dz = w->dz + i * P;
+        if (begin >= seen)
+            continue;
+        for (int64_t j = begin; j < seen; j += GEMM_NR) {
+            gemm_tile(a->D, q, R, 1, w->kt + (s + j) * a->D, GEMM_NR, p + j, P, false, NULL);
+            gemm_tile(a->D, dout, R, 1, w->vt + (s + j) * a->D, GEMM_NR, dz + j, P, false, NULL);
         }
-        for (int64_t r = i; r < i + GEMM_MR; r++)
-            tile_row(w, t + r, r, s, meets ? attn_visible(a, t + r, s, n) : 0, end);
-        for (int64_t d = 0; seen > 0 && d < W; d += GEMM_NR)
-            gemm_tile(seen, w->dz + i * SB, SB, 1, w->k + s * W + d, W, w->dq + (t + i) * W + d, W,
-                      true, NULL);
+        for (int64_t r = 0; r < GEMM_MR && t + i + r < a->T; r++)
+            row_grads(w, t + i + r, s + begin, seen - begin, v_min_i64(begin, GEMM_MR),
+                      p + r * P + begin, dz + r * P + begin);
+        for (int64_t d = 0; d < a->width; d += GEMM_NR)
+            gemm_tile(seen - begin, dz + begin, P, 1, w->k + (s + begin) * R + d, R,
+                      w->dq + (t + i) * R + d, R, true, NULL);
     }
     for (int64_t c = 0; c < n; c += GEMM_MR) {
-        /* the first query that sees key s + c */
-        const int64_t first = a->causal ? v_max_i64(0, s + c - (a->S - a->T) - t) : 0;
-        for (int64_t d = 0; first < rows && d < W; d += GEMM_NR) {
-            const float *q = w->q + (t + first) * W + d, *dout = w->dout + (t + first) * W + d;
-            gemm_tile(rows - first, w->p + first * SB + c, 1, SB, dout, W, w->dv + (s + c) * W + d,
-                      W, true, NULL);
-            gemm_tile(rows - first, w->dz + first * SB + c, 1, SB, q, W, w->dk + (s + c) * W + d, W,
+        /* the queries that see one of the keys [s + c, s + c + GEMM_MR) */
+        const int64_t before = a->S - a->T + t, end = s + v_min_i64(n, c + GEMM_MR);
+        const int64_t first = a->causal ? v_max_i64(0, s + c - before) : 0;
+        const int64_t last = a->window ? v_min_i64(rows, end - 1 + a->window - before) : rows;
+        for (int64_t d = 0; first < last && d < a->width; d += GEMM_NR) {
+            const float *q = w->q + (t + first) * R + d, *dout = w->dout + (t + first) * R + d;
+            gemm_tile(last - first, w->p + first * P + c, 1, P, dout, R, w->dv + (s + c) * R + d, R,
+                      true, NULL);
+            gemm_tile(last - first, w->dz + first * P + c, 1, P, q, R, w->dk + (s + c) * R + d, R,
                       true, NULL);
         }
     }
@@ -239,10 +237,10 @@ static void head_heavy(const backward *w)
         if (s < 0)
             continue;
         const vf dz = v_set1(-v_hsum(v_load(w->rest + t * KN_VW)));
-        float *dq = w->dq + t * a->width, *dk = w->dk + s * a->width;
+        float *dq = w->dq + t * a->row, *dk = w->dk + s * a->row;
         for (int64_t d = 0; d < a->width; d += KN_VW) {
-            v_store(dq + d, v_fma(dz, v_load(w->k + s * a->width + d), v_load(dq + d)));
-            v_store(dk + d, v_fma(dz, v_load(w->q + t * a->width + d), v_load(dk + d)));
+            v_store(dq + d, v_fma(dz, v_load(w->k + s * a->row + d), v_load(dq + d)));
+            v_store(dk + d, v_fma(dz, v_load(w->q + t * a->row + d), v_load(dk + d)));
         }
         if (w->x->dmask.data)
             put_dmask(w, t, s, (const float *)&dz, 1);
@@ -256,24 +254,23 @@ static void backward_group(backward *w)
     attn_panels(a, w->kt, &x->k, w->b, w->g);
     attn_panels(a, w->vt, &x->v, w->b, w->g);
     attn_load(a, w->k, a->S, &x->k, w->b, w->g, 0, a->S, 1.0f);
-    const size_t sums = (size_t)(attn_round_up(a->S, GEMM_MR) * a->width) * sizeof *w->dk;
+    const size_t sums = (size_t)((a->keys + GEMM_MR) * a->row) * sizeof *w->dk;
     memset(w->dk, 0, sums);
     memset(w->dv, 0, sums);
     for (w->h = w->g * a->heads; w->h < (w->g + 1) * a->heads; w->h++) {
         head_begin(w);
         for (int64_t t = 0; t < a->T; t++)
             w->share[t] = row_share(w, t);
-        for (int64_t s = 0; s < a->S; s += SB)
+        for (int64_t s = 0; s < a->S; s += a->block)
             for (int64_t t = 0; t < a->T; t += QB)
-                if (attn_meets(a, t, t + QB, s, SB))
-                    tile_pair(w, s, v_min_i64(SB, a->S - s), t);
+                tile_pair(w, s, v_min_i64(a->block, a->S - s), t);
         head_heavy(w);
         for (int64_t t = 0; t < a->T; t++)
-            attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->width, a->scale);
+            attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->row, a->scale);
     }
     for (int64_t s = 0; s < a->S; s++) {
-        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->width, 1.0f);
-        attn_store(a, &x->dv, w->b, w->g, s, w->dv + s * a->width, 1.0f);
+        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->row, 1.0f);
+        attn_store(a, &x->dv, w->b, w->g, s, w->dv + s * a->row, 1.0f);
     }
 }
 
@@ -313,6 +310,7 @@ kn_status VEC_FN(vec_attention_grad)(const void *args)
         !attn_like(&x->dq, &x->q) || !attn_like(&x->dk, &x->k) || !attn_like(&x->dv, &x->k) ||
         !attn_hide(&a, &x->q, &x->mask, x->window) || !attn_takes_dmask(&a, &x->q, &x->dmask))
         return KN_DECLINED;
+    attn_cut(&a, SB);
     attn_dropout(&a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     const int64_t groups = a.B * a.G, each = attn_round_up(backward_floats(&a), 16);
     const int wanted = kn_threads_for(a.B * a.H * a.T * v_min_i64(a.S * a.D, 1 << 20) / 4);
