@@ -386,8 +386,11 @@ static void optimizer(bench *b)
                  { &piece, 1, scalar, scalar + 1, scalar + 2, NULL }, 0.9, 0.95, 1e-8 }));
     kn_array runs = array(b, KN_F32, SHAPE(2 * n)), out = array(b, KN_F32, SHAPE(16));
     kn_run run = { runs.data, 2 * n, KN_F32 };
-    if (out.data)
-        LINE(b, "absmax f32", KN_K_ABSMAX, ((kn_absmax_args){ &run, 1, out.data }));
+    if (!out.data)
+        return;
+    LINE(b, "absmax f32", KN_K_ABSMAX, ((kn_absmax_args){ &run, 1, out.data }));
+    LINE(b, "sqsum f32", KN_K_SQSUM,
+         ((kn_sqsum_args){ &run, 1, out.data, (int64_t *)out.data + 1 }));
 }
 
 int main(int argc, char **argv)

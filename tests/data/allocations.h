@@ -6,7 +6,7 @@
 #include "data/images.h"
 #include "tests/failing.h"
 
-#ifdef KN_DEBUG /* a debug build keeps dead handles for a while; AddressSanitizer sees leaks there */
+#ifdef KN_DEBUG /* a debug build keeps dead handles for a while; its leaks the sanitizer sees */
 #define METADATA_IS_EXACT 0
 #else
 #define METADATA_IS_EXACT 1
