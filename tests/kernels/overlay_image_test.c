@@ -1,28 +1,7 @@
 /* tests/kernels/overlay_image_test.c: the fast providers against the reference (overlay.h):
  * convolution, batch norm, pooling. */
 #include "kernels/checks.h"
-#include "tests/kernels/overlay.h"
-
-static kn_array image_last(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
-{
-    const int64_t last[4] = { shape[0], shape[2], shape[3], shape[1] };
-    static const int from[4] = { 0, 3, 1, 2 };
-    kn_array a = case_array(c, t, case_pick(c, 4) ? DENSE : PITCHED, v, 4, last), b = a;
-    for (int d = 0; d < 4; d++) {
-        b.shape[d] = a.shape[from[d]];
-        b.stride[d] = a.stride[from[d]];
-    }
-    case_note(c, " channels last");
-    return b;
-}
-
-/* [N,C,H,W]: a third of the time channels-last, else any layout. */
-static kn_array image(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
-{
-    if (case_pick(c, 3) > 0)
-        return case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), v, 4, shape);
-    return image_last(c, t, v, shape);
-}
+#include "tests/kernels/overlay_images.h"
 
 /* ---- convolution --------------------------------------------------------------------------- */
 
@@ -30,12 +9,6 @@ typedef struct conv_case {
     kn_conv_args a;
     int64_t terms[3]; /* of each element of y, dx, dw */
 } conv_case;
-
-static int64_t positions(int64_t H, int64_t R, int64_t pad, int64_t stride, int64_t dilation)
-{
-    const int64_t room = H + 2 * pad - (R - 1) * dilation - 1;
-    return room < 0 ? 0 : room / stride + 1;
-}
 
 /* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's layers. */
 static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
@@ -66,12 +39,6 @@ static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, in
               (int)v.a.stride[0], (int)v.a.stride[1], (int)v.a.pad[0], (int)v.a.pad[1],
               (int)v.a.dilation[0], (int)v.a.dilation[1]);
     return v;
-}
-
-/* Of a sum of so many products of values around 2. */
-static double sum_error(int64_t terms)
-{
-    return 1.6e-6 * (double)(terms + 1);
 }
 
 OVERLAY(overlay_image, conv, CONV, 0, overlay_cases(200))
@@ -204,68 +171,6 @@ OVERLAY(overlay_image, conv_grad_w_of_many_positions, CONV_GRAD_W, 6100, overlay
     case_note(c, " kernel %d stride %d pad %d dilation %d", (int)kernel, (int)stride, (int)pad,
               (int)dilation);
     case_close(c, &a.dw, sum_error(N * P * Q));
-    case_run(c, &a);
-}
-
-/* Channels-last images with windows of 3 x 3 and stride 1, of sizes for which the vector provider
- * cuts them into tiles: odd and even images, several blocks of tiles and groups of channels. */
-static kn_conv_args tiles_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
-{
-    static const int64_t sizes[4][3] = {
-        { 32, 32, 9 }, { 35, 130, 6 }, { 64, 37, 17 }, { 261, 64, 8 }
-    };
-    const int64_t *s = sizes[i % 4];
-    kn_conv_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 } };
-    xs[0] = 1 + i % 8 / 2, xs[1] = ws[1] = s[0], ws[0] = ys[1] = s[1];
-    ys[0] = xs[0], ws[2] = ws[3] = 3;
-    for (int d = 0; d < 2; d++) {
-        a.pad[d] = case_pick(c, 4);
-        xs[2 + d] = s[2] + case_pick(c, 4);
-        ys[2 + d] = positions(xs[2 + d], 3, a.pad[d], 1, 1);
-    }
-    case_note(c, " pad %d %d", (int)a.pad[0], (int)a.pad[1]);
-    return a;
-}
-
-OVERLAY(overlay_image, conv_of_tiles, CONV, 7000, overlay_cases(32))
-{
-    int64_t xs[4], ws[4], ys[4];
-    kn_conv_args a = tiles_begin(c, i, xs, ws, ys);
-    const kn_dtype t = case_float(c);
-    a.x = image_last(c, t, NORMAL, xs);
-    a.w = image(c, t, NORMAL, ws);
-    a.y = image_last(c, t, UNSET, ys);
-    if (case_pick(c, 2))
-        a.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, ys[1]);
-    case_close(c, &a.y, sum_error(9 * xs[1]));
-    case_run(c, &a);
-}
-
-OVERLAY(overlay_image, conv_grad_x_of_tiles, CONV_GRAD_X, 7100, overlay_cases(32))
-{
-    int64_t xs[4], ws[4], ys[4];
-    const kn_conv_args v = tiles_begin(c, i, xs, ws, ys);
-    const kn_dtype t = case_float(c);
-    kn_conv_grad_x_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 } };
-    memcpy(a.pad, v.pad, sizeof a.pad);
-    a.dy = image_last(c, t, NORMAL, ys);
-    a.w = image(c, t, NORMAL, ws);
-    a.dx = image_last(c, t, UNSET, xs);
-    case_close(c, &a.dx, sum_error(9 * ys[1]));
-    case_run(c, &a);
-}
-
-OVERLAY(overlay_image, conv_grad_w_of_tiles, CONV_GRAD_W, 7200, overlay_cases(32))
-{
-    int64_t xs[4], ws[4], ys[4];
-    const kn_conv_args v = tiles_begin(c, i, xs, ws, ys);
-    const kn_dtype t = case_float(c);
-    kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 } };
-    memcpy(a.pad, v.pad, sizeof a.pad);
-    a.dy = image_last(c, t, NORMAL, ys);
-    a.x = image_last(c, t, NORMAL, xs);
-    a.dw = image(c, t != KN_F64 && case_pick(c, 2) ? KN_F32 : t, UNSET, ws);
-    case_close(c, &a.dw, sum_error(ys[0] * ys[2] * ys[3]));
     case_run(c, &a);
 }
 

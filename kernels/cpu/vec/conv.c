@@ -181,7 +181,7 @@ static kn_status run(call *s)
 static bool is_worth_it(int64_t channels, int64_t results, int64_t count)
 {
 #ifdef KN_HAVE_ONEDNN
-    return KN_VW == 8 && channels >= 16 && results >= 16 && count >= 32;
+    return KN_VW == 8 && channels >= 32 && results >= 32 && count >= 32;
 #else
     (void)channels, (void)results, (void)count;
     return true;

@@ -2,10 +2,10 @@
  *
  *   dw[O, (R,S,C)] = dy[O, positions] windows of x[positions, (R,S,C)]
  *
- * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. With windows of 3 x 3 and stride
- * 1 it is 16 products of fewer operations (winograd.h). Other layouts and groups are left to the
- * next provider. If that is oneDNN, so are vectors that aren't AVX2's and results of few rows or
- * channels: this way was measured on AVX2 alone (docs/results.md). */
+ * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. With windows of 3 x 3 and
+ * stride 1 it is 16 products of fewer operations (winograd.h). Other layouts and groups are left to
+ * the next provider. If that is oneDNN, so are vectors that aren't AVX2's and results of few rows
+ * or channels: this way was measured on AVX2 alone (docs/results.md). */
 #include "kernels/cpu/pieces.h"
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/iter.h"
@@ -32,7 +32,7 @@ static bool is_each_position(const kn_conv_grad_w_args *a)
 static bool is_for_tiles(const kn_conv_grad_w_args *a)
 {
     const int64_t *n = a->dw.shape, *p = a->dy.shape;
-    bool three = n[0] >= 32 && n[1] >= 32 && p[0] * p[2] * p[3] >= 256;
+    bool three = n[0] >= 64 && n[1] >= 64 && p[0] * p[2] * p[3] >= 256;
     for (int d = 0; d < 2; d++)
         three = three && n[2 + d] == 3 && a->stride[d] == 1 && a->dilation[d] == 1;
     return three;
