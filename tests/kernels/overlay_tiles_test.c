@@ -3,7 +3,8 @@
 #include "tests/kernels/overlay_images.h"
 
 /* Channels-last images with windows of 3 x 3 and stride 1, of sizes for which the vector provider
- * cuts them into tiles: odd and even images, several blocks of tiles and groups of channels. */
+ * cuts them into tiles: odd and even images, several blocks and chunks of tiles, and groups of
+ * channels. */
 static kn_conv_args tiles_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
 {
     static const int64_t sizes[4][3] = {
@@ -11,7 +12,7 @@ static kn_conv_args tiles_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws
     };
     const int64_t *s = sizes[i % 4];
     kn_conv_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 } };
-    xs[0] = 1 + i % 8 / 2, xs[1] = ws[1] = s[0], ws[0] = ys[1] = s[1];
+    xs[0] = i % 8 == 2 ? 10 : 1 + i % 8 / 2, xs[1] = ws[1] = s[0], ws[0] = ys[1] = s[1];
     ys[0] = xs[0], ws[2] = ws[3] = 3;
     for (int d = 0; d < 2; d++) {
         a.pad[d] = case_pick(c, 4);
