@@ -121,9 +121,9 @@ extern "C" {
     ROW(CLIP, clip, "", NO_VEC, 8, KN_SQSUM_LIMBS * 8 + 12)                                       \
     ROW(LOSS_SCALE, loss_scale, "", NO_VEC,                                                       \
         8, sizeof(kn_loss_scale_state) + sizeof(kn_step_scalars) + 8)                             \
-    ROW(CONV, conv, "y:float[N,O,P,Q] x:float[N,C,H,W] w:float[O,E,R,S] bias?[O]", NO_VEC,        \
+    ROW(CONV, conv, "y:float[N,O,P,Q] x:float[N,C,H,W] w:float[O,E,R,S] bias?[O]", VEC,           \
         products(&a->y, &a->w), all)                                                              \
-    ROW(CONV_GRAD_X, conv_grad_x, "dx:float[N,C,H,W] dy:float[N,O,P,Q] w:float[O,E,R,S]", NO_VEC, \
+    ROW(CONV_GRAD_X, conv_grad_x, "dx:float[N,C,H,W] dy:float[N,O,P,Q] w:float[O,E,R,S]", VEC,    \
         products(&a->dy, &a->w), all)                                                             \
     ROW(CONV_GRAD_W, conv_grad_w, "dw:float[O,E,R,S] dy:float[N,O,P,Q] x:float[N,C,H,W]", VEC,    \
         products(&a->dy, &a->dw), all)                                                            \

@@ -1,28 +1,7 @@
 /* tests/kernels/overlay_image_test.c: the fast providers against the reference (overlay.h):
  * convolution, batch norm, pooling. */
 #include "kernels/checks.h"
-#include "tests/kernels/overlay.h"
-
-static kn_array image_last(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
-{
-    const int64_t last[4] = { shape[0], shape[2], shape[3], shape[1] };
-    static const int from[4] = { 0, 3, 1, 2 };
-    kn_array a = case_array(c, t, case_pick(c, 4) ? DENSE : PITCHED, v, 4, last), b = a;
-    for (int d = 0; d < 4; d++) {
-        b.shape[d] = a.shape[from[d]];
-        b.stride[d] = a.stride[from[d]];
-    }
-    case_note(c, " channels last");
-    return b;
-}
-
-/* [N,C,H,W]: a third of the time channels-last, else any layout. */
-static kn_array image(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
-{
-    if (case_pick(c, 3) > 0)
-        return case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), v, 4, shape);
-    return image_last(c, t, v, shape);
-}
+#include "tests/kernels/overlay_images.h"
 
 /* ---- convolution --------------------------------------------------------------------------- */
 
@@ -30,12 +9,6 @@ typedef struct conv_case {
     kn_conv_args a;
     int64_t terms[3]; /* of each element of y, dx, dw */
 } conv_case;
-
-static int64_t positions(int64_t H, int64_t R, int64_t pad, int64_t stride, int64_t dilation)
-{
-    const int64_t room = H + 2 * pad - (R - 1) * dilation - 1;
-    return room < 0 ? 0 : room / stride + 1;
-}
 
 /* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's layers. */
 static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
@@ -66,12 +39,6 @@ static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, in
               (int)v.a.stride[0], (int)v.a.stride[1], (int)v.a.pad[0], (int)v.a.pad[1],
               (int)v.a.dilation[0], (int)v.a.dilation[1]);
     return v;
-}
-
-/* Of a sum of so many products of values around 2. */
-static double sum_error(int64_t terms)
-{
-    return 1.6e-6 * (double)(terms + 1);
 }
 
 OVERLAY(overlay_image, conv, CONV, 0, overlay_cases(200))

@@ -20,6 +20,19 @@
 #endif
 #define GEMM_NR (2 * KN_VW)
 
+enum { DEPTH = 256 }; /* terms of a chain: GEMM_NR x DEPTH floats stay in the L1 cache */
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* For so many operations, which may be more than an int64_t counts. */
+static inline int gemm_threads(double work)
+{
+    return kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+}
+
 /* ---- elements as f32 ------------------------------------------------------------------------ */
 
 VEC_INLINE float gemm_get(const void *p, kn_dtype t, int64_t i)

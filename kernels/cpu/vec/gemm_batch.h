@@ -7,12 +7,6 @@
 
 enum { ROOM = 4096 }; /* floats of workspace that a small product has on the stack */
 
-/* For so many operations, which may be more than an int64_t counts. */
-static int batch_threads(double work)
-{
-    return kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
-}
-
 typedef struct batch {
     product p;
     int ndim;

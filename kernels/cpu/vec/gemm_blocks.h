@@ -21,7 +21,6 @@
 enum {
     ROWS = 22 * 12, /* a multiple of every GEMM_MR: ROWS x DEPTH floats stay in the L2 cache */
     COLUMNS = 2048, /* a multiple of every GEMM_NR: results that the next block of k adds to */
-    DEPTH = 256,    /* GEMM_NR x DEPTH floats stay in the L1 cache */
     FEWEST = 8,     /* left panels for which a thread packs a right panel */
 };
 
@@ -51,11 +50,6 @@ typedef struct block {
     int64_t m, n, k, mb, nb, kb;
     int64_t left, right; /* panels */
 } block;
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 /* Whether tiles can write dst itself; else they go through the workspace. */
 static bool writes_through(const product *p)

@@ -185,7 +185,7 @@ kn_status VEC_FN(vec_matmul)(const void *args)
         return KN_DECLINED;
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
     const double work = few ? each : each * (double)s.count / 16; /* few rows: bytes */
-    const int threads = batch_threads(work);
+    const int threads = gemm_threads(work);
     if (few)
         return batch_few(&s, threads) ? KN_DONE : KN_FAILED;
     if (s.count > 1 && p->t == KN_F32 && writes_through(p) && !p->bias && p->K > 0 &&
