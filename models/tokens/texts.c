@@ -137,15 +137,15 @@ bool kn_json_read_texts(kn_json_reader *r, const json_t *decoder)
         return kn_fail("%s: %lld tokens have ids up to %lld", r->where, (long long)t->names.count,
                        (long long)r->ids - 1);
     int64_t *name = kn_host_alloc((size_t)r->ids * sizeof *name);
-    bool *added = kn_host_calloc((size_t)r->ids, sizeof *added);
+    t->added_id = kn_host_calloc((size_t)r->ids, 1);
     t->at = kn_host_calloc((size_t)r->ids + 1, sizeof *t->at);
-    bool ok = name && added && t->at && read_decoder(r, decoder, &d) && read_names(r, name) &&
+    bool ok = name && t->added_id && t->at && read_decoder(r, decoder, &d) && read_names(r, name) &&
               kn_bytes_append(&all, "", 0);
     for (int64_t i = 0; ok && i < t->addeds; i++)
-        added[t->added[i].id] = true;
+        t->added_id[t->added[i].id] = t->added[i].special ? 2 : 1;
     for (int64_t id = 0; ok && id < r->ids; id++) {
         const struct kn_string *s = name[id] >= 0 ? &t->names.list[name[id]] : NULL;
-        ok = !s || decode(&d, t->names.bytes + s->at, s->length, added[id], &all);
+        ok = !s || decode(&d, t->names.bytes + s->at, s->length, t->added_id[id] > 0, &all);
         if (all.size > 64 * t->names.bytes_used)
             ok = kn_fail("%s: its decoder makes texts more than 64 times as long", r->where);
         t->at[id + 1] = (size_t)all.size;
@@ -155,7 +155,6 @@ bool kn_json_read_texts(kn_json_reader *r, const json_t *decoder)
         kn_host_free(d.replaces.change[i].to);
     }
     kn_host_free(name);
-    kn_host_free(added);
     t->bytes = all.at;
     t->drops_space = d.drops_space;
     return ok;

@@ -28,6 +28,7 @@ void kn_tokenizer_free(kn_tokenizer *t)
     kn_host_free(t->added);
     kn_host_free(t->bytes);
     kn_host_free(t->at);
+    kn_host_free(t->added_id);
     kn_host_free(t->json);
     kn_host_free(t);
 }
@@ -57,12 +58,8 @@ int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token)
 
 bool kn_tokenizer_is_special(const kn_tokenizer *t, int64_t id)
 {
-    if (!kn_given(t, "kn_tokenizer_is_special", "the tokenizer"))
-        return false;
-    for (int64_t i = 0; i < t->addeds; i++)
-        if (t->added[i].id == id && t->added[i].special)
-            return true;
-    return false;
+    return kn_given(t, "kn_tokenizer_is_special", "the tokenizer") && id >= 0 && id < t->vocab &&
+           t->added_id[id] == 2;
 }
 
 int64_t kn_tokenizer_prefix(const kn_tokenizer *t, const int64_t **ids)

@@ -141,6 +141,7 @@ struct kn_tokenizer {
     kn_strings names;
     char *bytes;
     size_t *at;       /* [vocab + 1] in bytes */
+    char *added_id;   /* [vocab]: an added token's 1, a special one's 2, else 0 */
     bool drops_space; /* a text's first space comes of the changes: decoding leaves it out */
     int64_t prefix[KN_MOST_STEPS]; /* before every text */
     int prefixes;

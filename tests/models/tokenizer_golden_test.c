@@ -194,7 +194,8 @@ KN_TEST(tokenizer_golden, training)
                          "%s: merge %zu", names[k], i);
             KN_CHECK(kn_tokenizer_id(t, "<|endoftext|>") == 0 &&
                      kn_tokenizer_id(t, "no such") == -1);
-            KN_CHECK(kn_tokenizer_is_special(t, 0) && !kn_tokenizer_is_special(t, 1));
+            KN_CHECK(kn_tokenizer_is_special(t, 0) && !kn_tokenizer_is_special(t, 1) &&
+                     !kn_tokenizer_is_special(t, -1) && !kn_tokenizer_is_special(t, 1 << 30));
             json_decref(ours);
             json_decref(theirs);
             kn_tokenizer_free(t);
