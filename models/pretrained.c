@@ -251,9 +251,7 @@ static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
         return false;
     const int there = kn_look(config.text, &now);
     return there >= 0 &&
-           ((there > 0 && now.st_ino == before.st_ino &&
-             now.st_mtim.tv_sec == before.st_mtim.tv_sec &&
-             now.st_mtim.tv_nsec == before.st_mtim.tv_nsec) ||
+           ((there > 0 && kn_same_file(&before, &now)) ||
             kn_fail("%s: the model was replaced while it was opened; open it again", dir));
 }
 

@@ -60,8 +60,6 @@ bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map);
 bool kn_indexed_check(const kn_pieces *p, const char *path, json_t *map);
 /* Opens path, takes its identity, and remembers descriptors of the first files. */
 int kn_indexed_open(kn_pieces *p, int file);
-/* Whether path is still the same file. */
-bool kn_same_file(const struct stat *a, const struct stat *b);
 /* Bytes of kn_pieces.room. They are read, summed and copied to their places while they are in a
  * core's own cache. The system's copies to memory that isn't there take twice as long as all of
  * that. */

@@ -20,12 +20,6 @@
 
 /* ---- the files ------------------------------------------------------------------------------- */
 
-bool kn_same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
-           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
-}
-
 static void close_file(kn_pieces *p, int file)
 {
     close(p->file[file].fd);

@@ -129,6 +129,12 @@ bool kn_are_same(const char *a, const char *b)
     return kn_look(a, &x) > 0 && kn_look(b, &y) > 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+bool kn_same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
 char *kn_real_path(const char *path)
 {
     char *real;

@@ -54,6 +54,8 @@ int kn_look_at_link(const char *path, struct stat *st);
 /* False also with an error: whether there is one; whether both are there, and are the same one. */
 bool kn_is_there(const char *path);
 bool kn_are_same(const char *a, const char *b);
+/* Whether two looks found the same file, which nobody wrote in between. */
+bool kn_same_file(const struct stat *a, const struct stat *b);
 /* realpath(3), to be freed with free; NULL with an error. */
 char *kn_real_path(const char *path);
 

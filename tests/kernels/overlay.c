@@ -3,6 +3,8 @@
 #include "tests/kernels/overlay.h"
 #include "tests/kernels/fences.h"
 #include "kernels/convert.h"
+#include "kernels/faults.h"
+#include "tensor/tensor_internal.h"
 
 #include <stdarg.h>
 
@@ -141,22 +143,7 @@ void case_set(const kn_array *a, int64_t i, double x)
 
 double case_get(const kn_array *a, int64_t i)
 {
-    switch (a->dtype) {
-    case KN_F32:
-        return ((const float *)a->data)[i];
-    case KN_BF16:
-        return kn_bf16_to_f32(((const uint16_t *)a->data)[i]);
-    case KN_F16:
-        return kn_f16_to_f32(((const uint16_t *)a->data)[i]);
-    case KN_F64:
-        return ((const double *)a->data)[i];
-    case KN_I64:
-        return (double)((const int64_t *)a->data)[i];
-    case KN_I32:
-        return ((const int32_t *)a->data)[i];
-    default:
-        return ((const uint8_t *)a->data)[i];
-    }
+    return kn_element(a->dtype, (const char *)a->data + (size_t)i * kn_dtype_size(a->dtype));
 }
 
 void *case_bytes(overlay_case *c, size_t size)
@@ -430,6 +417,24 @@ static kn_status run_layer(overlay_case *c, const kn_provider *provider, const v
     return provider->run[c->kernel] ? run_kernel(provider, c->kernel, args) : KN_DECLINED;
 }
 
+/* Where one of the allocations of the call fails, the kernel does so too, or its bits are those in
+ * got, or it declines. */
+static void run_without_memory(overlay_case *c, const kn_provider *provider, const void *args,
+                               int64_t allocations)
+{
+    for (int64_t n = 1; n <= allocations; n++) {
+        kn_fail_alloc(n);
+        const kn_status s = run_layer(c, provider, args, RUNS);
+        kn_fail_alloc(0);
+        KN_CHECK((s == KN_FAILED) == !kn_ok(), "%s %s%s: allocation %d: status %d, error \"%s\"",
+                 kn_kernel_name(c->kernel), provider->name, c->what, (int)n, (int)s, kn_error());
+        KN_CHECK(s == KN_FAILED || memcmp(c->bytes, s == KN_DONE ? got : before, c->used) == 0,
+                 "%s %s%s: other bits where allocation %d fails", kn_kernel_name(c->kernel),
+                 provider->name, c->what, (int)n);
+        kn_clear_error();
+    }
+}
+
 /* truth holds the reference's bytes; outputs are wiped in a copy as they are compared. */
 static void compare_layer(overlay_case *c, const kn_provider *provider, const void *args, int index)
 {
@@ -448,11 +453,16 @@ static void compare_layer(overlay_case *c, const kn_provider *provider, const vo
     }
     ran[index]++;
     memcpy(got, c->bytes, c->used);
+    int64_t allocations = 0;
     for (int threads = 1; threads <= RUNS; threads++) {
+        kn_fail_alloc(INT64_MAX);
         run_layer(c, provider, args, threads);
+        allocations = kn_fail_alloc(0);
         KN_CHECK(memcmp(c->bytes, got, c->used) == 0, "%s %s%s: the bits change %s", kernel,
                  provider->name, c->what, threads == 2 ? "with two threads" : "in a second run");
     }
+    if (RUNS > 1) /* GPUs keep their scratch */
+        run_without_memory(c, provider, args, allocations);
     memcpy(want, truth, c->used);
     for (int k = 0; k < c->outs; k++)
         check_output(c, k, provider->name);

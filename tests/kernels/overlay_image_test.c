@@ -156,21 +156,23 @@ OVERLAY(overlay_image, conv_grad_w_of_other_positions, CONV_GRAD_W, 6200, 16)
 OVERLAY(overlay_image, conv_grad_w_of_many_positions, CONV_GRAD_W, 6100, overlay_cases(32))
 {
     static const int64_t sizes[4][2] = { { 7, 5 }, { 64, 17 }, { 64, 64 }, { 33, 1 } };
-    const int64_t O = sizes[i % 4][0], C = sizes[i % 4][1], N = 1 + case_pick(c, 2);
-    const int64_t kernel = i % 4 == 2 ? 1 : 3 + 4 * (i % 8 == 3), stride = 1 + i / 4 % 2;
-    const int64_t dilation = 1 + case_pick(c, 2), pad = case_pick(c, kernel);
-    const int64_t H = stride * (23 + case_pick(c, 3)) + kernel, W = H + case_pick(c, 4);
-    const int64_t P = positions(H, kernel, pad, stride, dilation);
-    const int64_t Q = positions(W, kernel, pad, stride, dilation);
+    const int64_t O = sizes[i % 4][0], C = sizes[i % 4][1], N = 1 + 2 * case_pick(c, 2);
+    const int64_t kernel = i % 4 == 2 ? 1 : 3 + 4 * (i % 8 == 3);
     const kn_dtype t = case_float(c);
-    kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride }, .pad = { pad, pad } };
-    a.dilation[0] = a.dilation[1] = dilation;
-    a.dy = image_last(c, t, NORMAL, (int64_t[]){ N, O, P, Q });
-    a.x = image_last(c, t, NORMAL, (int64_t[]){ N, C, H, W });
+    kn_conv_grad_w_args a = { .groups = 1 };
+    int64_t x[4] = { N, C }, y[4] = { N, O };
+    for (int d = 0; d < 2; d++) {
+        a.stride[d] = 1 + case_pick(c, 2), a.dilation[d] = 1 + case_pick(c, 2);
+        a.pad[d] = case_pick(c, kernel);
+        x[2 + d] = a.stride[d] * (23 + case_pick(c, 3)) + kernel;
+        y[2 + d] = positions(x[2 + d], kernel, a.pad[d], a.stride[d], a.dilation[d]);
+        case_note(c, " stride %d pad %d dilation %d", (int)a.stride[d], (int)a.pad[d],
+                  (int)a.dilation[d]);
+    }
+    a.dy = image_last(c, t, NORMAL, y);
+    a.x = image_last(c, t, NORMAL, x);
     a.dw = image(c, t, UNSET, (int64_t[]){ O, C, kernel, kernel });
-    case_note(c, " kernel %d stride %d pad %d dilation %d", (int)kernel, (int)stride, (int)pad,
-              (int)dilation);
-    case_close(c, &a.dw, sum_error(N * P * Q));
+    case_close(c, &a.dw, sum_error(N * y[2] * y[3]));
     case_run(c, &a);
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """tests/mutants/mutants.py: measures how many faults the tests find. Makes changes of one line to a copy of the
 sources (drops a call, flips a condition, moves a bound by one, ...), at places that a seed chooses; builds each,
-runs the tests of fsdp, autograd and optim, and lists the changes that they found. A change that no test finds
-either has no visible effect or shows a missing test.
+runs the tests of its folder and of folders that use it, and lists the changes that they found. A change that no
+test finds either has no visible effect or shows a missing test.
 
 The copy and its build lie in build-mutants/ (or --work); the checkout itself is never written to. That folder also
 holds the finished results: the same command continues after an interruption.
@@ -10,6 +10,8 @@ holds the finished results: the same command continues after an interruption.
 import argparse
 import collections
 import glob
+import hashlib
+import itertools
 import json
 import os
 import random
@@ -21,18 +23,36 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FOLDERS = ['fsdp', 'autograd', 'optim']
-ELSEWHERE = ['fsdp/replay.c']    # its tests are in tests/gpu
-FILES = sorted(os.path.relpath(p, ROOT) for f in FOLDERS for p in glob.glob(os.path.join(ROOT, f, '*.c')))
-FILES = [f for f in FILES if f not in ELSEWHERE]
-FIRST = ['random.', 'schedule.', 'unit.', 'feature.', 'branches.']
-LAST = ['offload', 'oom.', 'device.', 'convnet.', 'memory.']
-# The cheapest first; launchers and communicators don't use these files. None: all other suites.
-TESTS = [('test_fsdp', FIRST), ('test_autograd', []), ('test_optim', []), ('test_fsdp', None), ('test_fsdp', LAST)]
+QUICK = 'fsdp random. schedule. unit. feature. branches.'    # these find most
+# The tests of a folder's files, in turn until one fails: a program, and parts of cases' names (none: all).
+TESTS = {
+    'kernels': ['kernels', 'tensor', 'autograd', 'nn'],
+    'comm': ['comm', QUICK, 'fsdp'],
+    'tensor': ['tensor', 'autograd', 'state'],
+    'autograd': ['autograd', 'optim', 'nn', QUICK, 'fsdp'],
+    'data': ['data'],
+    'nn': ['nn', 'models', QUICK, 'fsdp'],
+    'optim': ['optim', QUICK, 'fsdp', 'state'],
+    'fsdp': [QUICK, 'autograd', 'optim', 'fsdp', 'state'],
+    'state': ['state'],
+    'models': ['models'],
+}
+# Tests of other folders run these: tests/gpu, tests/cli.
+ELSEWHERE = ('fsdp/replay.c', 'kernels/cuda/', 'comm/nccl/', 'comm/messages/mpi', 'models/programs/')
 SLACK = 8       # times the duration of a group of tests without a change
 LEAST = 60      # seconds
 
 Mutant = collections.namedtuple('Mutant', 'path line operator before after')
+
+
+def sources(names):
+    """The files that names say, and those in the folders that they say."""
+    found = []
+    for name in names:
+        path = os.path.join(ROOT, name)
+        found += [path] if os.path.isfile(path) else glob.glob(os.path.join(path, '**', '*.c'), recursive=True)
+    found = sorted({os.path.relpath(f, ROOT) for f in found})
+    return [f for f in found if not f.startswith(ELSEWHERE)]
 
 
 # ---- changes -------------------------------------------------------------------------------------------
@@ -40,7 +60,7 @@ Mutant = collections.namedtuple('Mutant', 'path line operator before after')
 def calls_of_truth():
     """A pattern of calls of Knap's functions that return bool."""
     names = {'KN_LAUNCH'}
-    for path in glob.glob(os.path.join(ROOT, '*', '*.[ch]')) + glob.glob(os.path.join(ROOT, '*', '*', '*.h')):
+    for path in glob.glob(os.path.join(ROOT, '[!b]*', '**', '*.[ch]'), recursive=True):
         with open(path, encoding='utf-8') as f:
             names.update(re.findall(r'^(?:static |inline |KN_API )*bool (\w+)\(', f.read(), re.M))
     names.discard('kn_fail')
@@ -106,13 +126,13 @@ def changes(files):
 
 
 def choose(files, seed):
-    """All changes in an order that the seed gives: operators and files take turns, a line comes once."""
+    """The changes in an order that the seed gives: operators and files take turns, a line comes once."""
     draw = random.Random(seed)
     lists = [list(v) for _, v in sorted(changes(files).items())]
     for v in lists:
         draw.shuffle(v)
     draw.shuffle(lists)
-    seen, order, taken = set(), [], collections.Counter()
+    seen, taken = set(), collections.Counter()
     while any(lists):
         for v in lists:
             v[:] = [m for m in v if (m.path, m.line) not in seen]
@@ -122,8 +142,7 @@ def choose(files, seed):
             v.remove(m)
             seen.add((m.path, m.line))
             taken[m.path] += 1
-            order.append(m)
-    return order
+            yield m
 
 
 # ---- building and running ------------------------------------------------------------------------------
@@ -158,13 +177,17 @@ def run(command, limit, log, **more):
 class Work:
     """The copy of the sources, its build, and the results so far."""
 
-    def __init__(self, folder, jobs):
+    def __init__(self, folder, jobs, again):
         self.folder = os.path.abspath(folder)
         self.source = os.path.join(self.folder, 'source')
         self.build = os.path.join(self.folder, 'build')
         self.log = os.path.join(self.folder, 'mutants.out')
         self.jobs = jobs
-        self.usual = {}
+        self.kept = os.path.join(self.folder, 'results.json')
+        self.done = {'usual': {}}    # seconds of the tests without a change; what each change led to
+        if os.path.exists(self.kept) and not again:
+            with open(self.kept, encoding='utf-8') as f:
+                self.done = json.load(f)
         self.env = dict(os.environ, OMP_NUM_THREADS='1', GOMP_SPINCOUNT='100', KN_RANDOM_SHRINK='0',
                         TMPDIR=os.path.join(self.folder, 'tmp'))
 
@@ -178,7 +201,8 @@ class Work:
             src, dst = os.path.join(ROOT, name), os.path.join(self.source, name)
             with open(src, 'rb') as f:
                 data = f.read()
-            self.write(dst, data)
+            if self.write(dst, data):
+                self.done['usual'] = {}
             shutil.copymode(src, dst)
         for folder, _, files in os.walk(self.source):
             for f in files:    # gone from the checkout
@@ -188,55 +212,57 @@ class Work:
 
     @staticmethod
     def write(path, data):
+        """Whether path held other bytes."""
         if os.path.exists(path):
             with open(path, 'rb') as f:
                 if f.read() == data:
-                    return
+                    return False
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'wb') as f:
             f.write(data)
+        return True
+
+    def keep(self):
+        with open(self.kept, 'w', encoding='utf-8') as f:
+            json.dump(self.done, f, indent=1)
 
     def setup(self):
         if not os.path.exists(os.path.join(self.build, 'build.ninja')):
             status = run(['meson', 'setup', self.build, self.source, '-Dcuda=disabled', '-Dcriterion=disabled',
-                          '-Ddebug=false', '-Doptimization=2'], 600, self.log)
+                          '-Ddebug=false', '-Doptimization=2', '-Disas=native'], 600, self.log)
             if status:
                 sys.exit(f'mutants: meson setup failed; see {self.log}')
 
-    def make(self):
-        targets = sorted({f'tests/{program}' for program, _ in TESTS})
+    def make(self, groups):
+        targets = sorted({f'tests/test_{g.split()[0]}' for g in groups})
         return run(['ninja', '-C', self.build, f'-j{self.jobs}'] + targets, 1800, self.log) == 0
 
-    def object_of(self, path):
-        want = path.replace('/', '_') + '.o'
-        for folder, _, names in os.walk(self.build):
-            if want in names:
-                with open(os.path.join(folder, want), 'rb') as f:
-                    return f.read()
-        return b''
+    def objects(self):
+        """A hash of what was compiled."""
+        hashed = hashlib.sha256()
+        for path in sorted(glob.glob(os.path.join(self.build, '**', '*.o'), recursive=True)):
+            with open(path, 'rb') as f:
+                hashed.update(f.read())
+        return hashed.digest()
 
     def test(self, group, limit):
-        program, cases = TESTS[group]
-        path = os.path.join(self.build, 'tests', program)
-        command = [path, '--stop'] + (self.others(path) if cases is None else cases)
+        program, *cases = group.split()
         begin = time.time()
-        status = run(command, limit, self.log, cwd=self.folder, env=self.env)
+        status = run([os.path.join(self.build, 'tests', f'test_{program}'), '--stop'] + cases, limit, self.log,
+                     cwd=self.folder, env=self.env)
         return status, time.time() - begin
 
-    @staticmethod
-    def others(program):
-        """Its suites that belong to no group."""
-        names = subprocess.run([program, '--list'], check=True, stdout=subprocess.PIPE).stdout.decode().split()
-        left = {name.split('.')[0] + '.' for name in names if not any(part in name for part in FIRST + LAST)}
-        return sorted(left)
-
-    def baseline(self):
-        """Runs the tests without a change: all must pass; returns the duration."""
-        for i in range(len(TESTS)):
-            status, seconds = self.test(i, 1200)
-            if status != 0:
-                sys.exit(f'mutants: without a change {TESTS[i][0]} fails or takes too long; see {self.log}')
-            self.usual[i] = seconds
+    def baseline(self, groups):
+        """Builds and runs the tests without a change: all must pass."""
+        if not self.make(groups):
+            sys.exit(f'mutants: the unchanged sources do not build; see {self.log}')
+        for group in groups:
+            if group not in self.done['usual']:
+                status, seconds = self.test(group, 1200)
+                if status != 0:
+                    sys.exit(f'mutants: without a change the tests of {group} fail or take too long; see {self.log}')
+                self.done['usual'][group] = seconds
+                self.keep()
 
     def first_failure(self):
         """The last line "FAIL name" of the log."""
@@ -244,12 +270,14 @@ class Work:
             fails = [line[5:].strip() for line in f if line.startswith('FAIL ')]
         return fails[-1] if fails else '?'
 
-    def try_one(self, m):
-        """The result of a change: (result, the test that found it)."""
+    def try_one(self, m, passed):
+        """The result of a change: (result, the test that found it). passed: the tests that have not found it."""
+        groups = TESTS[m.path.split('/')[0]]
+        self.baseline(groups)
         path = os.path.join(self.source, m.path)
         with open(path, 'rb') as f:
             original = f.read()
-        before = self.object_of(m.path)
+        before = self.objects()
         lines = original.decode().split('\n')
         assert lines[m.line - 1] == m.before
         lines[m.line - 1] = m.after
@@ -257,16 +285,20 @@ class Work:
             self.write(path, '\n'.join(lines).encode())
             with open(self.log, 'w', encoding='utf-8') as f:
                 f.write(f'{m.path}:{m.line}: {m.operator}\n- {m.before}\n+ {m.after}\n')
-            if not self.make():
+            if not self.make(groups):
                 return 'does not compile', ''
-            if self.object_of(m.path) == before:
+            if self.objects() == before:
                 return 'same code', ''
-            for i in range(len(TESTS)):
-                status, _ = self.test(i, max(LEAST, SLACK * self.usual[i]))
+            for group in groups:
+                if group in passed:
+                    continue
+                status, _ = self.test(group, max(LEAST, SLACK * self.done['usual'][group]))
                 if status is None:
-                    return 'found', f'{TESTS[i][0]} took too long'
+                    return 'found', f'{group} took too long'
                 if status != 0:
-                    return 'found', self.first_failure() if status == 1 else f'{TESTS[i][0]}: status {status}'
+                    return 'found', self.first_failure() if status == 1 else f'{group}: status {status}'
+                passed.append(group)
+                self.keep()
             return 'survived', ''
         finally:
             self.write(path, original)
@@ -294,44 +326,33 @@ def parse():
     p.add_argument('--list', action='store_true', help='only print the changes to try')
     p.add_argument('--again', action='store_true', help='forget what earlier runs in this folder found')
     p.add_argument('--survivors', action='store_true', help='try again those that survived')
-    p.add_argument('files', nargs='*', default=FILES, help=f'sources (default: those of {", ".join(FOLDERS)})')
+    p.add_argument('files', nargs='*', default=list(TESTS), help=f'sources or folders (default: {" ".join(TESTS)})')
     return p.parse_args()
 
 
 def main():
     o = parse()
-    order = choose(o.files, o.seed)
+    order = choose(sources(o.files), o.seed)
     if o.list:
-        for m in order[:o.count]:
+        for m in itertools.islice(order, o.count):
             print(f'{m.path}:{m.line}: {m.operator}\n- {m.before.strip()}\n+ {m.after.strip()}')
         return 0
-    work = Work(o.work, o.jobs)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('mutants: stopped; the same command goes on'))
+    work = Work(o.work, o.jobs, o.again)
     work.copy()
-    kept = os.path.join(work.folder, 'results.json')
-    done = {}
-    if os.path.exists(kept) and not o.again:
-        with open(kept, encoding='utf-8') as f:
-            done = json.load(f)
     work.setup()
-    if not work.make():
-        sys.exit(f'mutants: the unchanged sources do not build; see {work.log}')
     results = []
     for m in order:
         if len(results) == o.count:
             break
         key = f'{m.path}|{m.before}|{m.after}'
-        r = done.get(key)
-        if not r or (o.survivors and r['result'] == 'survived'):
-            if not work.usual:
-                work.make()
-                work.baseline()
-            begin = time.time()
-            result, by = work.try_one(m)
-            r = dict(m._asdict(), result=result, by=by, seconds=round(time.time() - begin, 1))
-            done[key] = r
-            with open(kept, 'w', encoding='utf-8') as f:
-                json.dump(done, f, indent=1)
-            print(f"{m.path}:{m.line}: {m.operator}: {result} {by} ({r['seconds']} s)", file=sys.stderr, flush=True)
+        if o.survivors and work.done.get(key, {}).get('result') == 'survived':
+            del work.done[key]
+        r = work.done.setdefault(key, dict(m._asdict(), result='', passed=[]))
+        if not r['result']:
+            r['result'], r['by'] = work.try_one(m, r['passed'])
+            work.keep()
+            print(f"{m.path}:{m.line}: {m.operator}: {r['result']} {r['by']}", file=sys.stderr, flush=True)
         r['line'] = m.line
         if r['result'] in ('found', 'survived'):
             results.append(r)

@@ -1,5 +1,6 @@
 /* Files that are there whole or not at all: what a writer that died leaves is replaced by the next
  * one, and a living writer's file is left alone. */
+#include "tensor/files.h"
 #include "tensor/whole_file.h"
 #include "tests/tensor/temp.h"
 #include <fcntl.h>
@@ -79,4 +80,16 @@ KN_TEST(whole_file, a_link_at_the_temporary_name_is_never_written_through)
     holds(victim, "mine");
     unlink(victim);
     temp_end(&t);
+}
+
+KN_TEST(whole_file, another_or_one_written_meanwhile_is_not_the_same)
+{
+    const struct stat seen = { 0 }, now[] = { { .st_dev = 1 },
+                                              { .st_ino = 1 },
+                                              { .st_size = 1 },
+                                              { .st_mtim = { .tv_sec = 1 } },
+                                              { .st_mtim = { .tv_nsec = 1 } } };
+    KN_CHECK(kn_same_file(&seen, &seen));
+    for (int i = 0; i < 5; i++)
+        KN_CHECK(!kn_same_file(&seen, &now[i]), "%d", i);
 }

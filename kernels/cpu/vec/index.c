@@ -97,7 +97,7 @@ kn_status VEC_FN(vec_index_select)(const void *args)
 {
     const kn_index_select_args *a = args;
     plan p;
-    if (a->dim + 1 == a->src.ndim && a->dst.dtype == a->src.dtype)
+    if (a->dim + 1 == a->src.ndim)
         return VEC_FN(vec_gather)(&(kn_gather_args){
             a->dst, a->src, kn_index_of_elements(&a->index, &a->dst, a->dim), a->dim });
     const kn_status made = a->dst.dtype != a->src.dtype
