@@ -115,7 +115,7 @@ parity '3\tpage\t7\ttakes\tnone\t-\tkn_undo does\n' '"kn_undo" is neither public
 parity '3\tpage\t7\ttakes\topen\t-\tas adding.borrows has it\n' 'no test "adding.borrows"'
 finds shell scripts/x 'if true; then\n' 'scripts/x'
 finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
-# compiled COMMAND...: what the build says of kernels/a.c, each with a definition of its own.
+# compiled COMMAND...: what the build says of the source, each with a definition of its own.
 compiled() {
     local command
     for command in "$@"; do
