@@ -127,3 +127,32 @@ KN_TEST(overlay_tiles, images_have_the_same_bits_in_every_batch)
         free(whole);
     }
 }
+
+/* A tile's elements are summed before they are multiplied: none may come into sums of windows that
+ * don't see it. */
+KN_TEST(overlay_tiles, an_element_reaches_only_the_windows_that_see_it)
+{
+    const int64_t xs[4] = { 2, 33, 7, 8 }, ws[4] = { 36, 33, 3, 3 }, ys[4] = { 2, 36, 7, 8 };
+    overlay_case *c = case_begin(KN_K_CONV, 1);
+    kn_conv_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 }, .pad = { 1, 1 } };
+    a.x = dense_last(c, KN_F32, NORMAL, xs);
+    a.w = case_array(c, KN_F32, DENSE, NORMAL, 4, ws);
+    a.y = dense_last(c, KN_F32, UNSET, ys);
+    float *x = a.x.data, *y = a.y.data;
+    float before[2 * 7 * 8 * 36];
+    KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CONV, a));
+    memcpy(before, y, sizeof before);
+    for (int at = 0; at < 7 * 8; at++) { /* of the second image */
+        float *one = x + (7 * 8 + at) * 33 + at % 33;
+        const float kept = *one;
+        *one = at % 2 ? NAN : INFINITY;
+        KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CONV, a));
+        *one = kept;
+        for (int i = 0; i < 2 * 7 * 8 * 36; i++) {
+            const int p = i / 36 - 7 * 8;
+            const bool sees = p >= 0 && abs(p / 8 - at / 8) < 2 && abs(p % 8 - at % 8) < 2;
+            KN_CHECK(sees ? !isfinite(y[i]) : y[i] == before[i], "element %d, sum %d: %g", at, i,
+                     (double)y[i]);
+        }
+    }
+}
