@@ -64,3 +64,95 @@ OVERLAY(overlay_tiles, conv_grad_w_of_tiles, CONV_GRAD_W, 7200, overlay_cases(32
     case_close(c, &a.dw, sum_error(ys[0] * ys[2] * ys[3]));
     case_run(c, &a);
 }
+
+/* Bytes of an image alone, which lies at a; all are dense. */
+static size_t image_bytes(const kn_array *a)
+{
+    return (size_t)kn_array_numel(a) * kn_dtype_size(a->dtype) / (size_t)a->shape[0];
+}
+
+static kn_array image_alone(const kn_array *a, int64_t i)
+{
+    kn_array b = *a;
+    b.shape[0] = 1;
+    b.data = (char *)a->data + (size_t)i * image_bytes(a);
+    return b;
+}
+
+static kn_array dense_last(overlay_case *c, kn_dtype t, values v, const int64_t *n)
+{
+    kn_array a = case_array(c, t, DENSE, v, 4, n);
+    a.stride[0] = n[1] * n[2] * n[3], a.stride[1] = 1;
+    a.stride[2] = n[1] * n[3], a.stride[3] = n[1];
+    return a;
+}
+
+/* Whichever provider takes a batch: its choice must not depend on the number of images. */
+KN_TEST(overlay_tiles, images_have_the_same_bits_in_every_batch)
+{
+    static const int64_t sizes[][4] = { /* channels of x and y, then an image */
+                                        { 64, 48, 7, 7 }, { 32, 65, 4, 5 }, { 40, 32, 3, 3 },
+                                        { 64, 64, 2, 2 }, { 33, 64, 1, 9 }, { 96, 33, 12, 2 }
+    };
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    for (int i = 0; i < 6 * 3 * 2; i++) {
+        const int64_t *n = sizes[i / 6], N = 7;
+        const kn_dtype t = (kn_dtype[]){ KN_F32, KN_BF16, KN_F16 }[i / 2 % 3];
+        overlay_case *c = case_begin(KN_K_CONV, (uint64_t)i);
+        kn_conv_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 }, .pad = { 1, 1 } };
+        a.x = dense_last(c, t, NORMAL, (int64_t[]){ N, n[0], n[2], n[3] });
+        a.y = dense_last(c, t, NORMAL, (int64_t[]){ N, n[1], n[2], n[3] });
+        a.w = case_array(c, t, DENSE, NORMAL, 4, (int64_t[]){ n[1], n[0], 3, 3 });
+        kn_conv_grad_x_args g = { .dx = a.x, .dy = a.y, .w = a.w, .groups = 1 };
+        memcpy(g.stride, a.stride, sizeof g.stride);
+        memcpy(g.dilation, a.dilation, sizeof g.dilation);
+        memcpy(g.pad, a.pad, sizeof g.pad);
+        const bool forward = i % 2 == 0;
+        const kn_array *to = forward ? &a.y : &g.dx;
+        const size_t bytes = image_bytes(to);
+        char *whole = malloc((size_t)N * bytes);
+        KN_CHECK(whole &&
+                 (forward ? KN_LAUNCH(s, KN_K_CONV, a) : KN_LAUNCH(s, KN_K_CONV_GRAD_X, g)));
+        memcpy(whole, to->data, (size_t)N * bytes);
+        for (int64_t k = 0; k < N; k++) {
+            kn_conv_args one = a;
+            kn_conv_grad_x_args back = g;
+            one.x = back.dx = image_alone(&a.x, k), one.y = back.dy = image_alone(&a.y, k);
+            KN_CHECK(forward ? KN_LAUNCH(s, KN_K_CONV, one) : KN_LAUNCH(s, KN_K_CONV_GRAD_X, back));
+            KN_CHECK(
+                memcmp((char *)to->data + (size_t)k * bytes, whole + (size_t)k * bytes, bytes) == 0,
+                "%s%s: image %d has other bits alone", forward ? "conv" : "conv_grad_x", c->what,
+                (int)k);
+        }
+        free(whole);
+    }
+}
+
+/* A tile's elements are summed before they are multiplied: none may come into sums of windows that
+ * don't see it. */
+KN_TEST(overlay_tiles, an_element_reaches_only_the_windows_that_see_it)
+{
+    const int64_t xs[4] = { 2, 33, 7, 8 }, ws[4] = { 36, 33, 3, 3 }, ys[4] = { 2, 36, 7, 8 };
+    overlay_case *c = case_begin(KN_K_CONV, 1);
+    kn_conv_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 }, .pad = { 1, 1 } };
+    a.x = dense_last(c, KN_F32, NORMAL, xs);
+    a.w = case_array(c, KN_F32, DENSE, NORMAL, 4, ws);
+    a.y = dense_last(c, KN_F32, UNSET, ys);
+    float *x = a.x.data, *y = a.y.data;
+    float before[2 * 7 * 8 * 36];
+    KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CONV, a));
+    memcpy(before, y, sizeof before);
+    for (int at = 0; at < 7 * 8; at++) { /* of the second image */
+        float *one = x + (7 * 8 + at) * 33 + at % 33;
+        const float kept = *one;
+        *one = at % 2 ? NAN : INFINITY;
+        KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CONV, a));
+        *one = kept;
+        for (int i = 0; i < 2 * 7 * 8 * 36; i++) {
+            const int p = i / 36 - 7 * 8;
+            const bool sees = p >= 0 && abs(p / 8 - at / 8) < 2 && abs(p % 8 - at % 8) < 2;
+            KN_CHECK(sees ? !isfinite(y[i]) : y[i] == before[i], "element %d, sum %d: %g", at, i,
+                     (double)y[i]);
+        }
+    }
+}

@@ -177,13 +177,14 @@ static kn_status run(call *s)
     return KN_DONE;
 }
 
-/* Whether oneDNN is slower. */
-static bool is_worth_it(int64_t channels, int64_t results, int64_t count)
+/* Whether oneDNN is slower, for all images or none: so that an image has the same bits in every
+ * batch, alone too, the number of images is not asked. With few of them small ones are slower. */
+static bool is_worth_it(const call *s)
 {
 #ifdef KN_HAVE_ONEDNN
-    return KN_VW == 8 && channels >= 32 && results >= 32 && count >= 32;
+    return KN_VW == 8 && s->from.C >= 32 && s->to.C >= 32 && s->to.down > 1 && s->to.across > 1;
 #else
-    (void)channels, (void)results, (void)count;
+    (void)s;
     return true;
 #endif
 }
@@ -198,7 +199,7 @@ static bool takes(const call *s, const kn_array *w, const kn_array *x, const kn_
     for (int d = 0; d < 2; d++)
         fit = fit && w->shape[2 + d] == 3 && stride[d] == 1 && dilation[d] == 1;
     return fit && (x->shape[1] == 1 || x->stride[1] == 1) &&
-           (y->shape[1] == 1 || y->stride[1] == 1) && is_worth_it(s->from.C, s->to.C, s->to.count);
+           (y->shape[1] == 1 || y->stride[1] == 1) && is_worth_it(s);
 }
 
 kn_status VEC_FN(vec_conv)(const void *args)

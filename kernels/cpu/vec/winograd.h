@@ -6,9 +6,13 @@
  *   y = A' m A,   m = sum over channels of (G g G') o (B' d B)         o: element by element
  *
  * so each of the 16 elements of m is a product [tiles, channels] x [channels, results]. The
- * gradient of the weights is G' (sum over tiles of (A dy A') o (B' d B)) G. B' d stands for
- * differences and sums of d's rows, so nothing is rounded by more than direct sums round; but where
- * one element is infinite, all of its tile's sums are NaN. */
+ * gradient of the weights is G' (sum over tiles of (A dy A') o (B' d B)) G.
+ *
+ * Of y each sum meets only the elements of d that its window sees, but also where their weight is
+ * 0: errors are a few 2^-24 of (largest |d| in the window) x (sum of |g|), where direct sums have
+ * them of the sum of |d g|. B' d B has sums of four elements: where one is infinite, or larger than
+ * a quarter of f32's largest number, sums that see it may be NaN where they would be infinite or
+ * finite. */
 #ifndef KNAP_KERNELS_CPU_VEC_WINOGRAD_H
 #define KNAP_KERNELS_CPU_VEC_WINOGRAD_H
 
