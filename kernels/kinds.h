@@ -143,7 +143,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
         v_relu(x),                       v_sel(v_le(y, v_zero()), v_zero(), d))                    \
     /* max(x, 0)^2 */                                                                              \
     ROW(RELU_SQUARED, relu_squared, PLAIN, X, FLOATS, LINE, LIGHT,                                 \
-        v_relu(x) * v_relu(x),           d * (v_relu(x) + v_relu(x)))                              \
+        v_relu(x) * v_relu(x),           v_sel(v_le(x, v_zero()), v_zero(), d * (x + x)))          \
     /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */                                          \
     ROW(GELU_TANH, gelu_tanh, PLAIN, X, FLOATS, LINE, HEAVY,                                       \
         v_gelu_tanh(x),                  d * v_gelu_tanh_slope(x))                                 \

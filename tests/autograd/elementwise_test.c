@@ -129,12 +129,12 @@ KN_TEST(elementwise, no_gradient_where_an_operation_chooses_another)
 {
     static kn_tensor *(*const cut[])(kn_tensor *) = { kn_relu,  over_zero,      from_zero,
                                                       kn_relu6, kn_hardsigmoid, kn_floor,
-                                                      kn_sign };
-    for (int i = 0; i < 56; i++) {
+                                                      kn_sign,  kn_relu_squared };
+    for (int i = 0; i < 64; i++) {
         IN_SCOPE;
-        kn_tensor *x = VECTOR(floats[i / 14], -8, -5), *both = i % 2 ? apart(x) : x;
+        kn_tensor *x = VECTOR(floats[i / 16], -8, -5), *both = i % 2 ? apart(x) : x;
         kn_require_grad(both, true);
-        const int k = i / 2 % 7;
+        const int k = i / 2 % 8;
         kn_tensor *y = cut[k](both);
         kn_tensor *dy = kn_full_like(y, INFINITY);
         KN_CHECK(kn_backward(y, .grad = dy));
