@@ -233,11 +233,10 @@ tell_suites() {
 count_job() {
     local how=(count_alone "$2.log")
     case $1 in
-    build-*/*) ;;
+    build-*/*) ! on_criterion "${1%%[@#,]*}" || how=(count_tap "$2.tap") ;;
     build-*) how=(count_build "$2.log") ;;
     scripts/lint) count_lint "$2.log" "$(cat "$2.status")" "$2.tap" && return ;;
     *.sh) how=(count_cli "$2.log") ;;
-    *) ! on_criterion "${1%%[@#,]*}" || how=(count_tap "$2.tap") ;;
     esac
     counted "${1%%,*}" "$2.log" "$(cat "$2.time")" "${how[@]}" "$(cat "$2.status")" "${1%%,*}"
 }
