@@ -116,8 +116,8 @@ static kn_tensor *images(int which, kn_dtype dtype)
     return x;
 }
 
-/* In f32 an element that lies at 0 within its rounding passes a relu or doesn't, as the order of sums
- * has it, so gradients differ by more: resnet50's by 4e-4 by oneDNN alone. */
+/* In f32 an element that lies at 0 within its rounding passes a relu or doesn't, as the order of
+ * sums has it, so gradients differ by more: resnet50's by 4e-4 by oneDNN alone. */
 static void check_case(int which, kn_dtype dtype, double bound)
 {
     any_net net = { 0 };
