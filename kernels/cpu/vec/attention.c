@@ -26,16 +26,16 @@ typedef struct forward {
 /* One thread's block of queries. */
 typedef struct block {
     int64_t b, h, t; /* first query */
-    float *q;        /* [QB, row], scaled */
+    float *q;        /* [QB, width], scaled */
     float *p;        /* [GEMM_MR, KB]: a panel's scores, then probabilities */
-    float *o;        /* [QB, row] */
+    float *o;        /* [QB, width] */
     float m[QB], l[QB];
     bool met[QB / GEMM_MR]; /* a panel of queries has met keys: o has values */
 } block;
 
 static int64_t block_floats(const attn *a)
 {
-    return 2 * QB * a->row + GEMM_MR * KB;
+    return 2 * QB * a->width + GEMM_MR * KB;
 }
 
 static void forward_pack(const forward *f, int64_t i)
@@ -77,7 +77,7 @@ static bool all_hidden(const float *p, int64_t n)
 static float row_max(const attn *a, block *c, int64_t i, int64_t r, vf top, bool sees, int64_t end)
 {
     const float m = v_hmax(top), before = c->m[i + r];
-    float *o = c->o + (i + r) * a->row;
+    float *o = c->o + (i + r) * a->width;
     if (m == -INFINITY && (!sees || ((a->mask || a->window) && all_hidden(c->p + r * KB, end))))
         return 0;
     c->m[i + r] = m;
@@ -138,13 +138,13 @@ static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const f
         const int64_t seen = attn_panel_visible(a, c->t + i, begin, s + n - begin);
         bool *met = c->met + i / GEMM_MR;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
-            gemm_tile(a->D, c->q + i * a->row, a->row, 1, panels + (begin + j) * a->D, GEMM_NR,
+            gemm_tile(a->D, c->q + i * a->width, a->width, 1, panels + (begin + j) * a->D, GEMM_NR,
                       c->p + j, KB, false, NULL);
         if (seen > 0)
             block_rows(a, c, i, begin, seen);
         for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
             gemm_tile(seen, c->p, KB, 1, v + d * (f->copies ? a->S : 1) + begin * vs, vs,
-                      c->o + i * a->row + d, a->row, *met, NULL);
+                      c->o + i * a->width + d, a->width, *met, NULL);
         *met |= seen > 0;
     }
 }
@@ -155,7 +155,7 @@ static void block_end(const forward *f, block *c)
     float *lse = (float *)f->x->lse.data + (c->b * a->H + c->h) * a->T + c->t;
     for (int64_t i = 0; i < QB && c->t + i < a->T; i++) {
         const bool blind = c->m[i] == -INFINITY && c->l[i] == 0;
-        float *o = c->o + i * a->row;
+        float *o = c->o + i * a->width;
         if (blind)
             memset(o, 0, (size_t)a->width * sizeof *o);
         attn_store(a, &f->x->o, c->b, c->h, c->t + i, o, blind ? 0.0f : 1.0f / c->l[i]);
@@ -172,7 +172,7 @@ static void forward_item(const forward *f, int64_t item, float *room)
     block c = { .b = group / a->G, .h = g * a->heads + item % a->heads };
     c.t = a->queries - QB * (1 + item / each);
     c.q = room;
-    c.p = c.q + QB * a->row;
+    c.p = c.q + QB * a->width;
     c.o = c.p + GEMM_MR * KB;
     const float *panels = f->panels + i * attn_panels_floats(a);
     const kn_array *v = &f->x->v;

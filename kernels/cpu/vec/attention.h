@@ -1,7 +1,7 @@
 /* kernels/cpu/vec/attention.h (private): shared by forward and backward of attention. Both walk
  * tiles of QB queries by a block of keys (Dao and others, arXiv:2205.14135); the products inside a
- * tile are gemm_tile's, on copies of the operands in f32 whose rows have `width` floats, padded by
- * zeros, and lie `row` floats from each other. */
+ * tile are gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by
+ * zeros. */
 #ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
 #define KNAP_KERNELS_CPU_VEC_ATTENTION_H
 
@@ -19,7 +19,6 @@ enum {
 typedef struct attn {
     int64_t B, H, G, T, S, D, heads;
     int64_t width;         /* D rounded up to GEMM_NR */
-    int64_t row;           /* an odd number of cache lines, so that rows lie in all sets of L1 */
     int64_t block;         /* keys of a block, a multiple of GEMM_NR */
     int64_t queries, keys; /* T and S rounded up to QB and GEMM_NR */
     float scale, kept;     /* kept: the factor of values that survive dropout */
@@ -57,7 +56,6 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
         return false;
     a->heads = a->H / a->G;
     a->width = attn_round_up(a->D, GEMM_NR);
-    a->row = (attn_round_up(a->width, 16) / 16 | 1) * 16;
     a->queries = attn_round_up(a->T, QB);
     a->keys = attn_round_up(a->S, GEMM_NR);
     return true;
@@ -124,14 +122,14 @@ VEC_INLINE void attn_load_as(float *dst, const void *src, float scale, int64_t D
         v_store(dst + d, d < D ? v_get_n(t, src, d, D - d) * v_set1(scale) : v_zero());
 }
 
-/* dst[rows] = scale * x[b, h, t .. t + n), rows past n zero. */
+/* dst[rows, width] = scale * x[b, h, t .. t + n), rows past n zero. */
 static inline void attn_load(const attn *a, float *dst, int64_t rows, const kn_array *x, int64_t b,
                              int64_t h, int64_t t, int64_t n, float scale)
 {
     for (int64_t i = 0; i < n; i++)
-        VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * a->row, attn_row(x, b, h, t + i), scale,
+        VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * a->width, attn_row(x, b, h, t + i), scale,
                      a->D, a->width);
-    memset(dst + n * a->row, 0, (size_t)((rows - n) * a->row) * sizeof *dst);
+    memset(dst + n * a->width, 0, (size_t)((rows - n) * a->width) * sizeof *dst);
 }
 
 VEC_INLINE void attn_store_as(void *dst, const float *src, float scale, int64_t D, kn_dtype t)

@@ -21,14 +21,14 @@ enum {
     P = SB + 16, /* floats from row to row of a tile: an odd number of cache lines */
 };
 
-/* One thread's work. */
+/* One thread's work; rows of all but the tiles have `width` floats. */
 typedef struct backward {
     const attn *a;
     const kn_attention_grad_args *x;
     int64_t b, h, g;
     float *kt, *vt;       /* panels of k^T and v^T */
-    float *k, *dk, *dv;   /* [keys, row] */
-    float *q, *dout, *dq; /* [queries, row] of head h, q scaled */
+    float *k, *dk, *dv;   /* [keys, width] */
+    float *q, *dout, *dq; /* [queries, width] of head h, q scaled */
     float *delta, *share; /* [queries]; share: what weights are multiplied by (row_share) */
     float *rest;          /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
     int64_t *heavy;       /* [queries]: the key with more than half of a row's weight, or -1 */
@@ -37,7 +37,7 @@ typedef struct backward {
 
 static int64_t backward_floats(const attn *a)
 {
-    return 2 * attn_panels_floats(a) + 3 * (a->keys + GEMM_MR + a->queries) * a->row +
+    return 2 * attn_panels_floats(a) + 3 * (a->keys + GEMM_MR + a->queries) * a->width +
            (2 + KN_VW + 2) * a->queries + 2 * QB * P;
 }
 
@@ -47,12 +47,12 @@ static void backward_place(backward *w, float *room)
     w->kt = room;
     w->vt = w->kt + attn_panels_floats(a);
     w->k = w->vt + attn_panels_floats(a);
-    w->dk = w->k + (a->keys + GEMM_MR) * a->row;
-    w->dv = w->dk + (a->keys + GEMM_MR) * a->row;
-    w->q = w->dv + (a->keys + GEMM_MR) * a->row;
-    w->dout = w->q + a->queries * a->row;
-    w->dq = w->dout + a->queries * a->row;
-    w->delta = w->dq + a->queries * a->row;
+    w->dk = w->k + (a->keys + GEMM_MR) * a->width;
+    w->dv = w->dk + (a->keys + GEMM_MR) * a->width;
+    w->q = w->dv + (a->keys + GEMM_MR) * a->width;
+    w->dout = w->q + a->queries * a->width;
+    w->dq = w->dout + a->queries * a->width;
+    w->delta = w->dq + a->queries * a->width;
     w->share = w->delta + a->queries;
     w->rest = w->share + a->queries;
     w->heavy = (int64_t *)(w->rest + KN_VW * a->queries);
@@ -71,7 +71,7 @@ static void head_delta(const backward *w, const float *o, int64_t step)
         vf sum[SIDE] = { v_zero() };
         for (int i = 0; i < SIDE; i++) {
             const int64_t row = v_min_i64(t + i, a->T - 1); /* the last again at the end */
-            x[i] = w->dout + row * a->row;
+            x[i] = w->dout + row * a->width;
             y[i] = o + row * step;
         }
         for (int64_t d = 0; d < a->D; d++)
@@ -93,9 +93,9 @@ static void head_begin(backward *w)
         head_delta(w, attn_row(&x->o, w->b, w->h, 0), x->o.stride[2]);
     } else {
         attn_load(a, w->dq, a->T, &x->o, w->b, w->h, 0, a->T, 1.0f); /* dq's room is still free */
-        head_delta(w, w->dq, a->row);
+        head_delta(w, w->dq, a->width);
     }
-    memset(w->dq, 0, (size_t)(rows * a->row) * sizeof *w->dq);
+    memset(w->dq, 0, (size_t)(rows * a->width) * sizeof *w->dq);
     for (int64_t t = 0; t < a->T; t++) {
         w->heavy[t] = -1;
         v_store(w->rest + t * KN_VW, v_zero());
@@ -178,8 +178,8 @@ static float row_share(const backward *w, int64_t t)
     for (int64_t s = 0; s < a->S; s += a->block) {
         const int64_t n = attn_visible(a, t, s, v_min_i64(a->block, a->S - s));
         for (int64_t j = 0; j < n; j += GEMM_NR)
-            gemm_tile(a->D, w->q + i * a->row, a->row, 1, w->kt + (s + j) * a->D, GEMM_NR, w->p + j,
-                      P, false, NULL);
+            gemm_tile(a->D, w->q + i * a->width, a->width, 1, w->kt + (s + j) * a->D, GEMM_NR,
+                      w->p + j, P, false, NULL);
         if (n > 0)
             attn_scores(a, p, w->b, w->h, t, s, n);
         for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
@@ -194,24 +194,24 @@ static float row_share(const backward *w, int64_t t)
 static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
 {
     const attn *a = w->a;
-    const int64_t R = a->row, rows = v_min_i64(QB, a->T - t);
+    const int64_t W = a->width, rows = v_min_i64(QB, a->T - t);
     for (int64_t i = 0; i < rows; i += GEMM_MR) {
         const int64_t begin = attn_hidden(a, t + i, s, n) / GEMM_NR * GEMM_NR;
         const int64_t seen = attn_panel_visible(a, t + i, s, n);
-        const float *q = w->q + (t + i) * R, *dout = w->dout + (t + i) * R;
+        const float *q = w->q + (t + i) * W, *dout = w->dout + (t + i) * W;
         float *p = w->p + i * P, *dz = w->dz + i * P;
         if (begin >= seen)
             continue;
         for (int64_t j = begin; j < seen; j += GEMM_NR) {
-            gemm_tile(a->D, q, R, 1, w->kt + (s + j) * a->D, GEMM_NR, p + j, P, false, NULL);
-            gemm_tile(a->D, dout, R, 1, w->vt + (s + j) * a->D, GEMM_NR, dz + j, P, false, NULL);
+            gemm_tile(a->D, q, W, 1, w->kt + (s + j) * a->D, GEMM_NR, p + j, P, false, NULL);
+            gemm_tile(a->D, dout, W, 1, w->vt + (s + j) * a->D, GEMM_NR, dz + j, P, false, NULL);
         }
         for (int64_t r = 0; r < GEMM_MR && t + i + r < a->T; r++)
             row_grads(w, t + i + r, s + begin, seen - begin, v_min_i64(begin, GEMM_MR),
                       p + r * P + begin, dz + r * P + begin);
         for (int64_t d = 0; d < a->width; d += GEMM_NR)
-            gemm_tile(seen - begin, dz + begin, P, 1, w->k + (s + begin) * R + d, R,
-                      w->dq + (t + i) * R + d, R, true, NULL);
+            gemm_tile(seen - begin, dz + begin, P, 1, w->k + (s + begin) * W + d, W,
+                      w->dq + (t + i) * W + d, W, true, NULL);
     }
     for (int64_t c = 0; c < n; c += GEMM_MR) {
         /* the queries that see one of the keys [s + c, s + c + GEMM_MR) */
@@ -219,10 +219,10 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
         const int64_t first = a->causal ? v_max_i64(0, s + c - before) : 0;
         const int64_t last = a->window ? v_min_i64(rows, end - 1 + a->window - before) : rows;
         for (int64_t d = 0; first < last && d < a->width; d += GEMM_NR) {
-            const float *q = w->q + (t + first) * R + d, *dout = w->dout + (t + first) * R + d;
-            gemm_tile(last - first, w->p + first * P + c, 1, P, dout, R, w->dv + (s + c) * R + d, R,
+            const float *q = w->q + (t + first) * W + d, *dout = w->dout + (t + first) * W + d;
+            gemm_tile(last - first, w->p + first * P + c, 1, P, dout, W, w->dv + (s + c) * W + d, W,
                       true, NULL);
-            gemm_tile(last - first, w->dz + first * P + c, 1, P, q, R, w->dk + (s + c) * R + d, R,
+            gemm_tile(last - first, w->dz + first * P + c, 1, P, q, W, w->dk + (s + c) * W + d, W,
                       true, NULL);
         }
     }
@@ -237,10 +237,10 @@ static void head_heavy(const backward *w)
         if (s < 0)
             continue;
         const vf dz = v_set1(-v_hsum(v_load(w->rest + t * KN_VW)));
-        float *dq = w->dq + t * a->row, *dk = w->dk + s * a->row;
+        float *dq = w->dq + t * a->width, *dk = w->dk + s * a->width;
         for (int64_t d = 0; d < a->width; d += KN_VW) {
-            v_store(dq + d, v_fma(dz, v_load(w->k + s * a->row + d), v_load(dq + d)));
-            v_store(dk + d, v_fma(dz, v_load(w->q + t * a->row + d), v_load(dk + d)));
+            v_store(dq + d, v_fma(dz, v_load(w->k + s * a->width + d), v_load(dq + d)));
+            v_store(dk + d, v_fma(dz, v_load(w->q + t * a->width + d), v_load(dk + d)));
         }
         if (w->x->dmask.data)
             put_dmask(w, t, s, (const float *)&dz, 1);
@@ -254,7 +254,7 @@ static void backward_group(backward *w)
     attn_panels(a, w->kt, &x->k, w->b, w->g);
     attn_panels(a, w->vt, &x->v, w->b, w->g);
     attn_load(a, w->k, a->S, &x->k, w->b, w->g, 0, a->S, 1.0f);
-    const size_t sums = (size_t)((a->keys + GEMM_MR) * a->row) * sizeof *w->dk;
+    const size_t sums = (size_t)((a->keys + GEMM_MR) * a->width) * sizeof *w->dk;
     memset(w->dk, 0, sums);
     memset(w->dv, 0, sums);
     for (w->h = w->g * a->heads; w->h < (w->g + 1) * a->heads; w->h++) {
@@ -266,11 +266,11 @@ static void backward_group(backward *w)
                 tile_pair(w, s, v_min_i64(a->block, a->S - s), t);
         head_heavy(w);
         for (int64_t t = 0; t < a->T; t++)
-            attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->row, a->scale);
+            attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->width, a->scale);
     }
     for (int64_t s = 0; s < a->S; s++) {
-        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->row, 1.0f);
-        attn_store(a, &x->dv, w->b, w->g, s, w->dv + s * a->row, 1.0f);
+        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->width, 1.0f);
+        attn_store(a, &x->dv, w->b, w->g, s, w->dv + s * a->width, 1.0f);
     }
 }
 
