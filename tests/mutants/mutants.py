@@ -327,7 +327,13 @@ def parse():
     p.add_argument('--again', action='store_true', help='forget what earlier runs in this folder found')
     p.add_argument('--survivors', action='store_true', help='try again those that survived')
     p.add_argument('files', nargs='*', default=list(TESTS), help=f'sources or folders (default: {" ".join(TESTS)})')
-    return p.parse_args()
+    o = p.parse_args()
+    for name in o.files:
+        if not os.path.exists(os.path.join(ROOT, name)) or os.path.normpath(name).split('/')[0] not in TESTS:
+            p.error(f'{name} is no source or folder of {", ".join(TESTS)}')
+        if not sources([name]):
+            p.error(f'{name} has no source whose tests run here: those of tests/gpu and tests/cli are not tried')
+    return o
 
 
 def main():
