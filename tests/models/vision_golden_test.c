@@ -116,8 +116,6 @@ static kn_tensor *images(int which, kn_dtype dtype)
     return x;
 }
 
-/* In f32 an element that lies at 0 within its rounding passes a relu or doesn't, as the order of
- * sums has it, so gradients differ by more: resnet50's by 4e-4 by oneDNN alone. */
 static void check_case(int which, kn_dtype dtype, double bound)
 {
     any_net net = { 0 };
@@ -145,8 +143,8 @@ static void check_case(int which, kn_dtype dtype, double bound)
         kn_tensor *grad = kn_grad(kn_module_param(&net, golden[which].name[i]));
         kn_tensor *norm = kn_norm(kn_cast(grad, KN_F64), 2, 0, NULL, false);
         off = far_from(norm, &golden[which].grad[i], 1);
-        KN_CHECK(off < (dtype == KN_F32 ? 10 * bound : bound),
-                 "%s: the gradient of %s is off by %g", preset, golden[which].name[i], off);
+        KN_CHECK(off < bound, "%s: the gradient of %s is off by %g", preset, golden[which].name[i],
+                 off);
     }
     kn_scope_end(scope);
     kn_module_free(&net);
