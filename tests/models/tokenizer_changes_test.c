@@ -206,6 +206,8 @@ KN_TEST(tokenizer_changes, token_in_the_spaces_of_another)
         "\"content\": \"\\n\\n\"}, {\"id\": 258, \"content\": \"<l>\", \"lstrip\": true}, {\"id\": "
         "259, \"content\": \"<s>\", \"special\": true, \"rstrip\": true}]}");
     is_read_as(t, "<s> \n\n  a<s>", "[259]a[259]"); /* special ones come before all others */
+    KN_CHECK(kn_tokenizer_is_special(t, 259) && !kn_tokenizer_is_special(t, 258) &&
+             !kn_tokenizer_is_special(t, 97));
     is_read_as(t, "<x> \n\n  a", "[256][257]  a");
     is_read_as(t, "<x>\n\n\n a", "[256][257]\n a");
     is_read_as(t, "<x> \n <x>  <l> b", "[256][256][258] b");
