@@ -4,6 +4,7 @@
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/ema.h"
+#include "kernels/choices.h"
 #include "kernels/memory_internal.h"
 #include "optim/optim_internal.h"
 #include "tensor/checksum.h"
@@ -75,7 +76,7 @@ static bool add_tensor(kn_alike *a, const kn_tensor *t, const char *line, const 
 
 /* ---- before a wrap --------------------------------------------------------------------------- */
 
-enum { OPTIONS, TENSORS, VALUES, LISTS };
+enum { OPTIONS, CHOICES, TENSORS, VALUES, LISTS };
 
 /* A parameter that has values, or the rule by which it is going to be filled. */
 static bool add_values(kn_alike *a, const kn_param_entry *e, const char *name)
@@ -119,10 +120,19 @@ static bool add_buffers(kn_alike *list, const kn_module_impl *m, const kn_fsdp_w
     return ok;
 }
 
+/* Ranks whose products run in other algorithms have other bits: hosts may have other files. */
+static bool add_choices(kn_alike *a)
+{
+    const uint64_t hash = kn_choices_hash();
+    return kn_alike_add(a, hash, "the hash of the file of timed algorithms (KNAP_TUNED)", "%llx",
+                        (unsigned long long)hash);
+}
+
 bool kn_wrap_agrees(kn_module_impl *const *module, int n, const kn_fsdp_wrap_options *o,
                     kn_comm *comm)
 {
     kn_alike list[LISTS] = {
+        [CHOICES].advice = "copy the file to all hosts, or set KNAP_TUNED=none on all",
         [TENSORS].advice = "declare the same on all ranks, in the same order",
         [VALUES].advice = "pass .sync_from_rank0 = true, or give all ranks the same values (of one "
                           "seed, or one file)",
@@ -130,8 +140,8 @@ bool kn_wrap_agrees(kn_module_impl *const *module, int n, const kn_fsdp_wrap_opt
     kn_claims c = { 0 };
     if (kn_comm_size(comm) == 1)
         return kn_ok();
-    bool ok = kn_alike_options(&list[OPTIONS], o, comm) && kn_claims_collect(&c, module, n, o) &&
-              add_claims(list, &c, o);
+    bool ok = kn_alike_options(&list[OPTIONS], o, comm) && add_choices(&list[CHOICES]) &&
+              kn_claims_collect(&c, module, n, o) && add_claims(list, &c, o);
     for (int i = 0; i < n && o->sync_from_rank0; i++)
         for (kn_module_impl *m = module[i]; ok && m; m = kn_impl_next(m, module[i]))
             ok = kn_unit_around(m) || add_buffers(&list[TENSORS], m, o);

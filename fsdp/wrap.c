@@ -2,7 +2,6 @@
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
-#include "kernels/choices.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -335,14 +334,6 @@ static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *
                    o->policy ? ": .policy chose no module" : "");
 }
 
-/* Ranks whose products run in other algorithms have other bits: hosts may have other files. */
-static bool choices_agree(const kn_fsdp_wrap_options *o, kn_comm *comm)
-{
-    return o->device != KN_CUDA ||
-           kn_numbers_agree((double)(kn_choices_hash() >> 12), comm, "kn_fsdp_wrap",
-                            "the hash of the file of timed algorithms (KNAP_TUNED)");
-}
-
 static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_options *o)
 {
     if (!check_lists(o, module[0]) || (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap")))
@@ -360,7 +351,7 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     if (o->sync_from_rank0 && kn_comm_size(comm) > 1 && /* the others may have declared on meta */
         !kn_broadcast(comm, &o->device, sizeof o->device, 0, kn_compute_stream(KN_CPU), "device"))
         return false;
-    if (!complete(o, comm) || !choices_agree(o, comm))
+    if (!complete(o, comm))
         return false;
     const double timeout = comm ? comm->timeout : 0;
     if (o->timeout_s > 0 && comm)

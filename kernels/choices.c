@@ -322,6 +322,21 @@ const char *kn_choices_tell(char *text, size_t size)
     return text;
 }
 
+const char *kn_choices_said(const char *machine, const char *none)
+{
+    static _Thread_local char text[4600];
+    char file[4400];
+    const long long n = kn_choices_of(machine);
+    kn_choices_tell(file, sizeof file);
+    if (kn_tuning())
+        snprintf(text, sizeof text, "timed when first met, %lld so far: %s", n, file);
+    else if (n > 0)
+        snprintf(text, sizeof text, "%lld timed before: %s", n, file);
+    else
+        snprintf(text, sizeof text, "%s: %s", none ? none : "", file);
+    return kn_tuning() || n > 0 || none ? text : NULL;
+}
+
 void kn_choices_forget(void)
 {
     pthread_mutex_lock(&all.lock);

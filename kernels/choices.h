@@ -35,6 +35,11 @@ uint64_t kn_choices_hash(void);
 /* One sentence about the file: its path, whether it is there, what was left out, what couldn't be
  * written. Returns text. */
 const char *kn_choices_tell(char *text, size_t size);
+/* How many choices whose keys begin with machine are known, and the sentence about the file: "24
+ * timed before: FILE", or "timed when first met, 24 so far: FILE" (KNAP_TUNE=1); where there are
+ * none `none`, a colon and that sentence, or NULL if that is NULL. Valid until the thread's next
+ * call. */
+const char *kn_choices_said(const char *machine, const char *none);
 
 /* Tests: forgets what was read and which file it was. */
 void kn_choices_forget(void);

@@ -29,6 +29,9 @@ typedef struct kn_device_table {
     bool (*event_sync)(kn_event *e);
     bool (*event_done)(kn_event *e);
     int (*providers)(const kn_provider *out[KN_MAX_PROVIDERS]);
+    /* Optional: the place in providers of the one that is asked first for this call; below 0: they
+     * are asked in their order. */
+    int (*first)(kn_kernel k, const void *args);
     /* Optional, for devices whose kernels leave notes (kn_streams_look). */
     bool (*stream_look)(kn_stream *s);
     /* Optional, for devices whose memory the host can't read (kn_transfer). */
@@ -83,7 +86,7 @@ bool kn_device_is_apart(kn_device d);
 /* This thread waits so long, whatever signals come. */
 void kn_sleep(double seconds);
 
-/* Tries the device's providers in order, records the trace, turns "all declined" into an error. */
+/* Tries the device's providers, records the trace, turns "all declined" into an error. */
 bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args);
 /* A product with an epilogue in parts: the product, and the arguments of the kernel after it, which
  * is returned. */
@@ -102,9 +105,6 @@ extern const kn_provider kn_cpu_reference;
 extern const kn_provider kn_cpu_vec_base, kn_cpu_vec_avx2, kn_cpu_vec_avx512;
 #ifdef KN_HAVE_ONEDNN
 extern const kn_provider kn_cpu_onednn;
-/* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: the vector
- * provider, which comes first, calls this before it takes a product of bf16 or f16. */
-bool kn_cpu_onednn_takes(const kn_matmul_args *x);
 /* Whether the lengths of a recurrent layer's rows lie in [1, steps]; else an error. */
 bool kn_cpu_lengths_fit(const kn_array *lengths, int64_t steps);
 #endif

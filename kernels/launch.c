@@ -162,8 +162,11 @@ bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args)
     double begin = tracing ? kn_now() : 0;
     if (tracing && s->table->trace_begin)
         s->table->trace_begin(s);
-    for (int i = 0; i < n; i++) {
-        if (off >> i & 1 || !providers[i]->run[k] || (epilogue && !providers[i]->epilogues))
+    const int first = s->table->first ? s->table->first(k, args) : -1;
+    for (int at = first < 0 ? 0 : -1; at < n; at++) {
+        const int i = at < 0 ? first : at;
+        if (at == first || off >> i & 1 || !providers[i]->run[k] ||
+            (epilogue && !providers[i]->epilogues))
             continue;
         kn_status status = providers[i]->run[k](args);
         if (status == KN_DECLINED)

@@ -7,6 +7,11 @@
 kn_memory *kn_cpu_memory(void);
 void kn_cpu_trim(void);
 
+/* The vector overlay of the instruction set in use. */
+const kn_provider *kn_cpu_overlay(void);
+/* Whether oneDNN is asked for this product before the overlay (choose.c). */
+bool kn_cpu_onednn_first(const kn_matmul_args *x);
+
 /* ---- streams and events (stream.c, event.c) ----------------------------------------------- */
 
 #define KN_JOB_BYTES 4096 /* largest argument struct that a stream copies */

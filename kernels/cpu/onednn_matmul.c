@@ -2,8 +2,7 @@
  *
  * oneDNN cuts K by the number of threads it may use, so its results depend on it. Here dst is cut
  * into tiles by its shape alone, and each tile is a product of one thread; any provider gives the
- * same bits. The vector overlay comes before this provider and leaves to it the products for which
- * the CPU has instructions of their own (kn_cpu_onednn_takes).
+ * same bits. choose.c says which products come here before the vector overlay sees them.
  *
  * A bias goes in as f32: oneDNN 3 has no fast product with an f16 bias and dst. */
 #include "kernels/convert.h"
@@ -338,14 +337,4 @@ bool kn_onednn_fast(kn_dtype t)
 {
     pthread_once(&fast_once, fast_find);
     return fast[t];
-}
-
-bool kn_cpu_onednn_takes(const kn_matmul_args *x)
-{
-    product p;
-    if (x->a.dtype == KN_F32 || !kn_onednn_fast(x->a.dtype) || kn_array_numel(&x->dst) == 0)
-        return false;
-    const kn_status status = product_plan(&p, x);
-    product_release(&p);
-    return status != KN_DECLINED; /* out of memory: reported when it runs */
 }

@@ -89,6 +89,12 @@ const char *kn_cpu_isa(void)
     return isas[chosen].name;
 }
 
+const kn_provider *kn_cpu_overlay(void)
+{
+    pthread_once(&chosen_once, choose);
+    return isas[chosen].provider;
+}
+
 const char *kn_cpu_libraries(void)
 {
 #ifdef KN_HAVE_ONEDNN
@@ -119,14 +125,25 @@ static bool cpu_open(void)
 static int cpu_providers(const kn_provider *out[KN_MAX_PROVIDERS])
 {
     int n = 0;
-    kn_cpu_isa();
-    out[n++] = isas[chosen].provider;
+    out[n++] = kn_cpu_overlay();
 #ifdef KN_HAVE_ONEDNN
     out[n++] = &kn_cpu_onednn;
 #endif
     out[n++] = &kn_cpu_reference;
     return n;
 }
+
+#ifdef KN_HAVE_ONEDNN
+static int cpu_first(kn_kernel k, const void *args)
+{
+    return k == KN_K_MATMUL && kn_cpu_onednn_first(args) ? 1 : -1;
+}
+#else
+const char *kn_cpu_choices(void)
+{
+    return NULL;
+}
+#endif
 
 const kn_device_table kn_cpu_table = {
     .device = KN_CPU,
@@ -147,4 +164,7 @@ const kn_device_table kn_cpu_table = {
     .event_sync = kn_cpu_event_sync,
     .event_done = kn_cpu_event_done,
     .providers = cpu_providers,
+#ifdef KN_HAVE_ONEDNN
+    .first = cpu_first,
+#endif
 };

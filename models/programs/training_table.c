@@ -80,6 +80,8 @@ bool print_run(training *t, const kn_fsdp_memory *m)
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());
+    if (t->device == KN_CPU && kn_cpu_choices())
+        report_row("f32 products", "%s", kn_cpu_choices());
     if (t->device == KN_CUDA) {
         const char *gpu = kn_cuda_describe();
         report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());

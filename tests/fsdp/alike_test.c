@@ -2,9 +2,12 @@
  * at the wrap; kn_fsdp_check finds what changed on one rank later. Rank functions return a
  * status. */
 #include "fsdp/ema.h"
+#include "kernels/choices.h"
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
 #include "tests/owned.h"
+
+#include <sys/mman.h>
 
 static bool is_last(kn_comm *world)
 {
@@ -416,4 +419,54 @@ KN_TEST(alike, an_error_half_way_is_one_on_all_ranks)
         for (f.meeting = 1; f.meeting <= (f.differ ? 5 : 1); f.meeting++)
             KN_CHECK(leaves_nothing(&f), "case %d, meeting %d", i, f.meeting);
     }
+}
+
+/* ---- files of choices ------------------------------------------------------------------------ */
+
+typedef struct choices {
+    const char *file[2]; /* of each rank */
+    char *said;          /* memory that both ranks see: rank 1's error */
+} choices;
+
+static int wraps_with_its_file(kn_comm *world, void *arg)
+{
+    const choices *c = arg;
+    NET(m);
+    setenv("KNAP_TUNED", c->file[kn_rank(world)], 1);
+    kn_choices_forget();
+    const bool ok = kn_materialize(&m, KN_CPU, 1) && kn_fsdp_wrap(&m, world);
+    if (kn_rank(world) == 1)
+        snprintf(c->said, 4096, "%s", kn_error() ? kn_error() : "");
+    return !ok;
+}
+
+KN_TEST(alike, timed_choices_that_differ_over_ranks)
+{
+    char folder[] = "/tmp/knap-alike-XXXXXX", file[64];
+    KN_CHECK(mkdtemp(folder) != NULL);
+    snprintf(file, sizeof file, "%s/tuned.txt", folder);
+    setenv("KNAP_COMM", "local", 1);
+    setenv("KNAP_TUNED", file, 1);
+    kn_choices_forget();
+    kn_choice_keep("k", "v");
+    choices c = { { file, file },
+                  mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0) };
+    KN_CHECK(c.said != MAP_FAILED);
+    KN_CHECK(kn_spawn(2, wraps_with_its_file, &c) == 0, "%s", c.said);
+    c.file[0] = "none";
+    KN_CHECK(kn_spawn(2, wraps_with_its_file, &c) == 2);
+    KN_CHECK(strstr(c.said, "kn_fsdp_wrap: the hash of the file of timed algorithms (KNAP_TUNED) "
+                            "is 0 on rank 0 and ") &&
+                 strstr(c.said, " on rank 1; copy the file to all hosts, or set KNAP_TUNED=none"),
+             "%s", c.said);
+    setenv("KNAP_TUNE", "1", 1);
+    KN_CHECK(kn_spawn(2, wraps_with_its_file, &c) == 2);
+    KN_CHECK(strstr(c.said, "KNAP_TUNE=1 on 2 ranks: one rank times algorithms"), "%s", c.said);
+    kn_clear_error();
+    unsetenv("KNAP_TUNE");
+    unsetenv("KNAP_COMM");
+    setenv("KNAP_TUNED", "none", 1);
+    kn_choices_forget();
+    munmap(c.said, 4096);
+    KN_CHECK(unlink(file) == 0 && rmdir(folder) == 0);
 }

@@ -356,49 +356,6 @@ KN_TEST(cuda_tuned, without_a_place_to_write_one_sentence_says_so)
     end();
 }
 
-/* ---- several ranks --------------------------------------------------------------------------- */
-
-/* With a file of its own on rank 1. */
-static int wrap_rank(kn_comm *w, void *arg)
-{
-    const char *other = arg;
-    kn_linear fc;
-    if (kn_rank(w) == 1 && other)
-        setenv("KNAP_TUNED", other, 1);
-    fake_begin();
-    kn_linear_init(&fc, NULL, NULL, 4, 4, .device = KN_META);
-    bool ok = kn_fsdp_wrap(&fc, w, .device = KN_CUDA);
-    if (kn_rank(w) == 1)
-        snprintf(of->error, sizeof of->error, "%s", kn_error() ? kn_error() : "");
-    kn_module_free(&fc);
-    return !ok;
-}
-
-KN_TEST(cuda_tuned, ranks_have_the_same_choices)
-{
-    begin();
-    char other[200];
-    snprintf(other, sizeof other, "%s/other", folder);
-    setenv("KNAP_TUNED", other, 1);
-    kn_choice_keep("k", "v");
-    kn_choices_forget();
-    setenv("KNAP_TUNED", file, 1);
-    setenv("KNAP_COMM", "local", 1);
-    KN_CHECK(kn_spawn(2, wrap_rank, NULL) == 0, "%s", of->error);
-    KN_CHECK(kn_spawn(2, wrap_rank, other) == 2);
-    KN_CHECK(strstr(of->error,
-                    "kn_fsdp_wrap: the hash of the file of timed algorithms (KNAP_TUNED) "
-                    "is 0 on rank 0 and "),
-             "%s", of->error);
-    setenv("KNAP_TUNE", "1", 1);
-    KN_CHECK(kn_spawn(2, wrap_rank, NULL) == 2);
-    KN_CHECK(strstr(of->error, "KNAP_TUNE=1 on 2 ranks: one rank times algorithms"), "%s",
-             of->error);
-    kn_clear_error();
-    unsetenv("KNAP_COMM");
-    end();
-}
-
 /* A line that says "parts": another provider takes the product. */
 KN_TEST(cuda_tuned, parts_decline)
 {

@@ -2,9 +2,7 @@
  * that suits its size: blocks of packed panels (gemm_blocks.h), few rows (gemm_few.h), small ones
  * (gemm_small.h).
  *
- * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
- * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for,
- * unless rows are few. */
+ * Some products go to oneDNN before they come here (kernels/cpu/choose.c). */
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/gemm_few.h"
 #include "kernels/cpu/vec/gemm_small.h"
@@ -90,17 +88,6 @@ static bool takes(const kn_matmul_args *x)
     return !x->bias.data || bt == t || bt == KN_F32;
 }
 
-/* Left to oneDNN. */
-static bool leaves(const kn_matmul_args *x)
-{
-#ifdef KN_HAVE_ONEDNN
-    return kn_cpu_onednn_takes(x);
-#else
-    (void)x;
-    return false;
-#endif
-}
-
 /* Leading dims that continue the rows of a and dst and share b become rows; the rest is the
  * batch. */
 static void batch_fold(batch *s, const kn_matmul_args *x)
@@ -181,7 +168,7 @@ kn_status VEC_FN(vec_matmul)(const void *args)
     if (!p->bias && (transposed || p->N == 1))
         batch_swap(&s);
     const bool few = few_takes(p);
-    if ((!few && leaves(x)) || (p->add && !writes_through(p)))
+    if (p->add && !writes_through(p))
         return KN_DECLINED;
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
     const double work = few ? each : each * (double)s.count / 16; /* few rows: bytes */

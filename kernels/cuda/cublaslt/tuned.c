@@ -114,18 +114,9 @@ void kn_tuned_keep(const kn_gemm *g, const kn_tuned *t)
 
 const char *kn_cuda_choices(void)
 {
-    static _Thread_local char text[4600];
-    char machine[KN_CHOICE_KEY], file[4400];
+    char machine[KN_CHOICE_KEY];
     if (!machine_key(machine, sizeof machine))
         return NULL;
-    const long long n = kn_choices_of(machine);
-    kn_choices_tell(file, sizeof file);
-    if (kn_tuning())
-        snprintf(text, sizeof text, "timed when first met, %lld so far: %s", n, file);
-    else if (n > 0)
-        snprintf(text, sizeof text, "%lld timed before: %s", n, file);
-    else
-        snprintf(text, sizeof text,
-                 "chosen by heuristics, none was timed before (KNAP_TUNE=1 does): %s", file);
-    return text;
+    return kn_choices_said(machine,
+                           "chosen by heuristics, none was timed before (KNAP_TUNE=1 does)");
 }
