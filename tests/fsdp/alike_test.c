@@ -431,12 +431,13 @@ typedef struct choices {
 static int wraps_with_its_file(kn_comm *world, void *arg)
 {
     const choices *c = arg;
-    NET(m);
+    net m;
     setenv("KNAP_TUNED", c->file[kn_rank(world)], 1);
     kn_choices_forget();
-    const bool ok = kn_materialize(&m, KN_CPU, 1) && kn_fsdp_wrap(&m, world);
+    const bool ok = net_init(&m, KN_CPU) && kn_fsdp_wrap(&m, world);
     if (kn_rank(world) == 1)
         snprintf(c->said, 4096, "%s", kn_error() ? kn_error() : "");
+    kn_module_free(&m);
     return !ok;
 }
 
