@@ -81,7 +81,7 @@ static void compare(int64_t rows, layer l, int64_t blocks, int rounds, double to
     }
     for (int kind = 0; kind < PRODUCTS && kn_ok(); kind++) {
         double a[MOST_ROUNDS], b[MOST_ROUNDS], ratio[MOST_ROUNDS];
-        const double work = 2e-9 * (double)(rows * l.in * l.out * blocks);
+        const double flops = 2e-9 * (double)(rows * l.in * l.out * blocks);
         for (int r = -1; r < rounds; r++) {
             const double first = seconds(&s, kind, own);
             const double second = seconds(&s, kind, "onednn,reference");
@@ -91,8 +91,8 @@ static void compare(int64_t rows, layer l, int64_t blocks, int rounds, double to
         const double x = median_of(a, rounds), y = median_of(b, rounds);
         const double middle = median_of(ratio, rounds);
         printf("%5lld x %5lld x %5lld  %-7s %8.1f %8.1f   %5.2f (%.2f to %.2f)\n", (long long)rows,
-               (long long)l.in, (long long)l.out, names[kind], work / x, work / y, middle, ratio[0],
-               ratio[rounds - 1]);
+               (long long)l.in, (long long)l.out, names[kind], flops / x, flops / y, middle,
+               ratio[0], ratio[rounds - 1]);
         fflush(stdout);
         total[0] += x;
         total[1] += y;

@@ -39,9 +39,7 @@ static bool batch_shared(const batch *s, int threads)
         return false;
     for (int64_t i = 0; i < s->count; i++) {
         const product p = batch_at(s, i);
-        team t = { .size = threads };
-        team_place(&t, &p, base);
-        product_run(&p, &t);
+        product_run(&p, threads, base);
     }
     if (base != small)
         kn_give(kn_device_memory(KN_CPU), base, (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
@@ -60,9 +58,7 @@ static void divided_part(const void *ctx, int64_t part)
     const int64_t count = d->s->count;
     for (int64_t i = count * part / d->parts; i < count * (part + 1) / d->parts; i++) {
         const product p = batch_at(d->s, i);
-        team t = { .size = 1 };
-        team_place(&t, &p, d->base + part * d->floats);
-        product_run(&p, &t);
+        product_run(&p, 1, d->base + part * d->floats);
     }
 }
 

@@ -1,13 +1,12 @@
 /* kernels/cpu/vec/gemm_blocks.h (private): one product of any size on packed panels, for f32, bf16
  * and f16 (packed as f32).
  *
- * The product is cut into blocks of rows(M) x COLUMNS x depth(K). All threads pack a block's left
- * operand into a shared workspace, where it stays in the L2 cache, and meet. Then each takes panels
- * of the right operand one by one: it packs a panel into a place of its own, where it stays in the
- * L1 cache, and multiplies it by all left panels; between these it asks the memory for the source
- * of the panel that it takes next. So the packed right operand never leaves the L1 cache, and its
- * reading is hidden. An element's value is the sum over blocks of k, in order, of chains of v_fma:
- * a function of K and the operands alone, for every provider.
+ * The result is cut into tasks of rows x columns, which threads claim one by one; they never wait
+ * for each other before the end. A task goes through K in blocks. It packs its rows of a block into
+ * a place of its thread, where they stay in the L2 cache; then it packs one panel of columns after
+ * the other, which stays in the L1 cache, and multiplies it by all panels of rows; between these it
+ * asks the memory for the source of the next panel. An element's value is the sum over blocks of k,
+ * in order, of chains of v_fma: a function of K and the operands alone, for every provider and cut.
  *
  * Of a matrix by its own transpose (a Gram matrix) the tiles below the diagonal are left out, and
  * copied from above: their chains have the same factors. */
@@ -16,12 +15,12 @@
 
 #include "kernels/cpu/vec/gemm_windows.h"
 
-#include <stdatomic.h>
-
 enum {
     ROWS = 22 * 12, /* a multiple of every GEMM_MR: ROWS x DEPTH floats stay in the L2 cache */
     COLUMNS = 2048, /* a multiple of every GEMM_NR: results that the next block of k adds to */
-    FEWEST = 8,     /* left panels for which a thread packs a right panel */
+    NARROW = 512,   /* so many where these lie in the workspace */
+    FINER = 4,      /* threads that share a product try up to so many times as many tasks */
+    PACK = 20,      /* packing an element takes as long as so many multiply-adds */
 };
 
 /* c[m, n] = a[m, k] b[k, n] + bias[n], or c += that, with strides in elements. */
@@ -36,19 +35,15 @@ typedef struct product {
     const windows *windows; /* NULL, or b[k, n]: those of the images at b */
 } product;
 
-/* Shared by the threads that work on one product. Blocks use the two places of left in turn. */
-typedef struct team {
-    int size;
-    int64_t rows, depth;    /* of a block */
-    float *left[2], *right; /* packed: a block's left operand; a panel of each thread */
-    float *c;               /* sums of a block whose dst is not written directly */
-    _Atomic int64_t next;   /* the task to take */
-} team;
+/* How a product is cut into down x across tasks; the last ones may be smaller. */
+typedef struct tasks {
+    int64_t rows, columns; /* of a task: multiples of GEMM_MR and GEMM_NR */
+    int64_t down, across, depth;
+} tasks;
 
-/* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
+/* A block of a task: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
 typedef struct block {
     int64_t m, n, k, mb, nb, kb;
-    int64_t left, right; /* panels */
 } block;
 
 /* Whether tiles can write dst itself; else they go through the workspace. */
@@ -63,80 +58,84 @@ static int64_t block_depth(int64_t K)
     return K <= DEPTH ? K : ceil_div(ceil_div(K, ceil_div(K, DEPTH)), 4) * 4;
 }
 
-/* The rows of the blocks: M in equal parts. */
-static int64_t block_rows(int64_t M)
+/* ---- the cut -------------------------------------------------------------------------------- */
+
+/* n in `parts` equal parts, or fewer: the size of one, a multiple of unit. */
+static int64_t part_size(int64_t n, int64_t parts, int64_t unit)
 {
-    return M <= ROWS ? M : ceil_div(ceil_div(M, ceil_div(M, ROWS)), GEMM_MR) * GEMM_MR;
+    return v_max_i64(1, ceil_div(ceil_div(n, parts), unit)) * unit;
+}
+
+static tasks cut_into(const product *p, int64_t down, int64_t across)
+{
+    tasks x = { part_size(p->M, down, GEMM_MR), part_size(p->N, across, GEMM_NR) };
+    x.down = ceil_div(p->M, x.rows);
+    x.across = ceil_div(p->N, x.columns);
+    x.depth = block_depth(p->K);
+    return x;
+}
+
+/* The time of threads that share a product, in multiply-adds a term: each takes as many tasks as
+ * the busiest one, and a part of one more where another program holds it up. */
+static double cut_time(const product *p, const tasks *x, int threads)
+{
+    const double rows = (double)x->rows, columns = (double)x->columns;
+    const double right = p->windows ? 2 * PACK : PACK;
+    const double task = rows * columns + PACK * rows + right * columns;
+    return task * ((double)ceil_div(x->down * x->across, threads) + 0.125);
+}
+
+static tasks product_cut(const product *p, int threads)
+{
+    const int64_t down = ceil_div(p->M, ROWS);
+    const int64_t across = ceil_div(p->N, writes_through(p) ? COLUMNS : NARROW);
+    tasks best = cut_into(p, down, across);
+    for (int64_t i = 1; i <= FINER && threads > 1; i++)
+        for (int64_t j = 1; j <= v_max_i64(FINER, threads); j++) {
+            const tasks x = cut_into(p, i * down, j * across);
+            if (cut_time(p, &x, threads) < cut_time(p, &best, threads))
+                best = x;
+        }
+    return best;
 }
 
 /* ---- workspace ------------------------------------------------------------------------------ */
 
-static int64_t rows_padded(const product *p)
+/* A thread's place: a block's rows, a panel, and sums that aren't written to dst directly. */
+static int64_t left_floats(const tasks *x)
 {
-    return ceil_div(block_rows(p->M), GEMM_MR) * GEMM_MR;
+    return ceil_div(x->rows * x->depth, 16) * 16;
 }
 
-static int64_t columns_padded(const product *p)
+static int64_t place_floats(const product *p, const tasks *x)
 {
-    return ceil_div(v_min_i64(p->N, COLUMNS), GEMM_NR) * GEMM_NR;
-}
-
-static int64_t left_floats(const product *p)
-{
-    return ceil_div(rows_padded(p) * block_depth(p->K), 16) * 16;
-}
-
-static int64_t right_floats(const product *p)
-{
-    return GEMM_NR * block_depth(p->K);
-}
-
-/* A product of one block needs one place. */
-static int places(const product *p)
-{
-    return p->M <= ROWS && p->N <= COLUMNS && p->K <= DEPTH ? 1 : 2;
+    return left_floats(x) + GEMM_NR * x->depth + (writes_through(p) ? 0 : x->rows * x->columns);
 }
 
 static int64_t workspace_floats(const product *p, int threads)
 {
-    const int64_t c = writes_through(p) ? 0 : ceil_div(rows_padded(p) * columns_padded(p), 16) * 16;
-    return places(p) * left_floats(p) + threads * right_floats(p) + c;
+    const tasks x = product_cut(p, threads);
+    return threads * ceil_div(place_floats(p, &x), 16) * 16;
 }
 
-/* Lays out the workspace from base on. */
-static void team_place(team *t, const product *p, float *base)
+/* ---- one task ------------------------------------------------------------------------------- */
+
+static void pack_left(const product *p, float *left, const block *b)
 {
-    t->rows = block_rows(p->M);
-    t->depth = block_depth(p->K);
-    t->left[0] = base;
-    t->left[1] = base + (places(p) - 1) * left_floats(p);
-    t->right = t->left[1] + left_floats(p);
-    t->c = t->right + t->size * right_floats(p);
+    for (int64_t i = 0; i < b->mb; i += GEMM_MR)
+        gemm_pack_left(left + i * b->kb, gemm_at(p->a, p->t, (b->m + i) * p->am + b->k * p->ak),
+                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->mb - i), b->kb);
 }
 
-/* ---- one block ------------------------------------------------------------------------------ */
-
-/* This thread's share of the left panels. */
-static void pack_left(const product *p, float *left, const block *b, int thread, int threads)
-{
-    const int64_t end = b->left * (thread + 1) / threads;
-    for (int64_t i = b->left * thread / threads; i < end; i++) {
-        const int64_t m = b->m + i * GEMM_MR;
-        gemm_pack_left(left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
-                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->m + b->mb - m), b->kb);
-    }
-}
-
-/* The source of right panel j of a block: `lines` runs of the memory, `apart` elements from each
- * other, that hold `width` columns by `depth` terms. */
+/* The source of the panel of a block from column n on: `lines` runs of the memory, `apart` elements
+ * from each other. */
 typedef struct panel {
     const char *at;
     int64_t width, lines, apart, run; /* run: elements of a line */
 } panel;
 
-static panel panel_of(const product *p, const block *b, int64_t j)
+static panel panel_of(const product *p, const block *b, int64_t n)
 {
-    const int64_t n = b->n + j * GEMM_NR;
     panel s = { .at = gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
                 .width = v_min_i64(GEMM_NR, b->n + b->nb - n) };
     const bool rows = p->bn == 1;
@@ -151,10 +150,10 @@ static panel panel_of(const product *p, const block *b, int64_t j)
     return s;
 }
 
-static void pack_right(const product *p, float *right, const panel *s, const block *b, int64_t j)
+static void pack_right(const product *p, float *right, const panel *s, const block *b, int64_t n)
 {
     if (p->windows)
-        windows_pack(right, p->b, p->windows, b->n + j * GEMM_NR, s->width, b->k, b->kb, p->t);
+        windows_pack(right, p->b, p->windows, n, s->width, b->k, b->kb, p->t);
     else
         gemm_pack_right(right, s->at, p->t, p->bn, p->bk, s->width, b->kb);
 }
@@ -188,92 +187,64 @@ VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int6
     }
 }
 
-/* The micro tile of left panel i and right panel j, which is packed at right. */
-static void panel_product(const product *p, const team *t, const float *left, const float *right,
-                          const float *bias, const block *b, int64_t i, int64_t j)
+/* The micro tile at (m, n): the packed rows `left` by the packed panel `right`. c: the place of the
+ * task's sums where dst isn't written directly, with rows of ldc. */
+static void tile_product(const product *p, const float *left, const float *right, float *c,
+                         int64_t ldc, const float *bias, const block *b, int64_t m, int64_t n)
 {
-    const int64_t m0 = b->m + i * GEMM_MR, n0 = b->n + j * GEMM_NR;
-    const int64_t m = v_min_i64(GEMM_MR, b->m + b->mb - m0);
-    const int64_t n = v_min_i64(GEMM_NR, b->n + b->nb - n0);
+    const int64_t rows = v_min_i64(GEMM_MR, b->m + b->mb - m);
+    const int64_t columns = v_min_i64(GEMM_NR, b->n + b->nb - n);
     const bool through = writes_through(p);
-    const int64_t ldc = through ? p->cm : columns_padded(p);
-    if (p->gram && m0 >= n0 + n)
+    if (p->gram && m >= n + columns)
         return;
-    float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
-    gemm_micro(b->kb, left + i * GEMM_MR * b->kb, right, c, ldc, m, n, b->k > 0 || p->add, bias);
+    if (through)
+        c = (float *)p->c + m * p->cm + n, ldc = p->cm;
+    else
+        c += (m - b->m) * ldc + n - b->n;
+    gemm_micro(b->kb, left, right, c, ldc, rows, columns, b->k > 0 || p->add, bias);
     if (!through && b->k + b->kb == p->K)
-        VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
+        VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m, n, rows, columns);
 }
 
-/* Into how many groups the left panels of a block are cut so that its tasks, a right panel by a
- * group each, keep all threads busy. */
-static int64_t groups(const team *t, const block *b)
+/* place: this thread's (place_floats). */
+static void block_run(const product *p, const tasks *x, const block *b, float *place)
 {
-    int64_t n = 1;
-    while (t->size > 1 && n * b->right < 4 * t->size && b->left / (2 * n) >= FEWEST)
-        n *= 2;
-    return n;
-}
-
-/* The panel of task `at` of a block, or of the block after it. */
-static panel panel_after(const product *p, const team *t, const block *b, int64_t at,
-                         const block *next)
-{
-    const int64_t cut = groups(t, b), tasks = cut * b->right;
-    if (at < tasks || !next)
-        return panel_of(p, b, v_min_i64(at, tasks - 1) / cut);
-    return panel_of(p, next, v_min_i64((at - tasks) / groups(t, next), next->right - 1));
-}
-
-/* Tasks, one after the other to free threads. next: the block after it, or NULL. */
-static void multiply_block(const product *p, team *t, const float *left, const block *b,
-                           const block *next, int thread)
-{
-    float *right = t->right + thread * GEMM_NR * t->depth;
+    float *right = place + left_floats(x), *c = right + GEMM_NR * x->depth;
     float bias[GEMM_NR] = { 0 };
-    const int64_t cut = groups(t, b), tasks = cut * b->right;
     const bool biased = p->bias && b->k + b->kb == p->K;
-    int64_t task = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
-    while (task < tasks) {
-        const int64_t then = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
-        const int64_t j = task / cut, group = task % cut;
-        const int64_t first = b->left * group / cut, end = b->left * (group + 1) / cut;
-        const panel here = panel_of(p, b, j), there = panel_after(p, t, b, then, next);
-        pack_right(p, right, &here, b, j);
+    const int64_t end = b->n + b->nb, tiles = ceil_div(b->mb, GEMM_MR);
+    pack_left(p, place, b);
+    panel here = panel_of(p, b, b->n);
+    for (int64_t n = b->n; n < end; n += GEMM_NR) {
+        const int64_t then = n + GEMM_NR < end ? n + GEMM_NR : n;
+        const panel there = panel_of(p, b, then);
+        pack_right(p, right, &here, b, n);
         for (int64_t i = 0; biased && i < here.width; i++)
-            bias[i] = gemm_get(p->bias, p->bias_t, (b->n + j * GEMM_NR + i) * p->bias_n);
-        for (int64_t i = first; i < end; i++) {
-            if (b->kb > 0 && (then < tasks || next))
-                panel_prefetch(p, &there, i - first, end - first);
-            panel_product(p, t, left, right, biased ? bias : NULL, b, i, j);
+            bias[i] = gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n);
+        for (int64_t i = 0; i < tiles; i++) {
+            if (then > n && b->kb > 0)
+                panel_prefetch(p, &there, i, tiles);
+            tile_product(p, place + i * GEMM_MR * b->kb, right, c, x->columns, biased ? bias : NULL,
+                         b, b->m + i * GEMM_MR, n);
         }
-        task = then;
+        here = there;
     }
 }
 
-/* Block i of the product in the order n, m, k; false past the last one. K == 0 has empty blocks,
- * so that bias or zeros are stored. */
-static bool block_at(const product *p, const team *t, int64_t i, block *b)
+/* K == 0 has one empty block, so that bias or zeros are stored. */
+static void task_run(const product *p, const tasks *x, int64_t task, float *place)
 {
-    const int64_t depths = v_max_i64(1, t->depth ? ceil_div(p->K, t->depth) : 1);
-    const int64_t downs = ceil_div(p->M, v_max_i64(t->rows, 1));
-    b->k = i % depths * t->depth;
-    b->m = i / depths % downs * t->rows;
-    b->n = i / depths / downs * COLUMNS;
-    b->mb = v_min_i64(t->rows, p->M - b->m);
-    b->nb = v_min_i64(COLUMNS, p->N - b->n);
-    b->kb = v_min_i64(t->depth, p->K - b->k);
-    b->left = ceil_div(b->mb, GEMM_MR);
-    b->right = ceil_div(b->nb, GEMM_NR);
-    return b->n < p->N;
+    block b = { .m = task / x->across * x->rows, .n = task % x->across * x->columns };
+    b.mb = v_min_i64(x->rows, p->M - b.m);
+    b.nb = v_min_i64(x->columns, p->N - b.n);
+    if (p->gram && b.m >= b.n + b.nb)
+        return;
+    do {
+        b.kb = v_min_i64(x->depth, p->K - b.k);
+        block_run(p, x, &b, place);
+        b.k += b.kb;
+    } while (b.k < p->K);
 }
-
-/* Block i is multiplied while the left operand of block i + 1 is packed into the other place. */
-typedef struct stage {
-    const product *p;
-    team *t;
-    int64_t i; /* -1: nothing to multiply yet */
-} stage;
 
 /* Rows [begin, end) of 4 of c take what lies before their diagonal from its columns. */
 static void gram_mirror(const void *ctx, int64_t begin, int64_t end)
@@ -290,30 +261,29 @@ static void gram_mirror(const void *ctx, int64_t begin, int64_t end)
     }
 }
 
-/* One thread's part of a stage. */
-static void stage_part(const void *ctx, int64_t part)
+typedef struct sharing {
+    const product *p;
+    tasks cut;
+    kn_claims *claims;
+    float *base; /* a place for each thread */
+} sharing;
+
+static void product_part(const void *ctx, int64_t part)
 {
-    const stage *s = ctx;
-    team *t = s->t;
-    block b, next;
-    const bool more = block_at(s->p, t, s->i + 1, &next);
-    if (s->i >= 0 && block_at(s->p, t, s->i, &b))
-        multiply_block(s->p, t, t->left[s->i % 2], &b, more ? &next : NULL, (int)part);
-    if (more)
-        pack_left(s->p, t->left[(s->i + 1) % 2], &next, (int)part, t->size);
+    const sharing *s = ctx;
+    float *place = s->base + part * (ceil_div(place_floats(s->p, &s->cut), 16) * 16);
+    for (int64_t task; (task = kn_claim(s->claims, part)) >= 0;)
+        task_run(s->p, &s->cut, task, place);
 }
 
-/* By all threads of the team, stage by stage. */
-static void product_run(const product *p, team *t)
+/* On so many threads, with workspace_floats of them at base. */
+static void product_run(const product *p, int threads, float *base)
 {
-    block b;
-    stage s = { p, t, -1 };
-    for (; block_at(p, t, s.i < 0 ? 0 : s.i, &b); s.i++) {
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-        kn_each_part(t->size, stage_part, &s);
-    }
+    const tasks x = product_cut(p, threads);
+    kn_claims claims = { .n = x.down * x.across, .parts = threads };
+    kn_each_part(threads, product_part, &(sharing){ p, x, &claims, base });
     if (p->gram)
-        kn_each_range(t->size, ceil_div(p->M, 4), gram_mirror, p);
+        kn_each_range(threads, ceil_div(p->M, 4), gram_mirror, p);
 }
 
 #endif
