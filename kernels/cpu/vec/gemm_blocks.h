@@ -120,11 +120,23 @@ static int64_t workspace_floats(const product *p, int threads)
 
 /* ---- one task ------------------------------------------------------------------------------- */
 
+/* Asks for the source of rows [m, m + n) of a block. */
+VEC_INLINE void left_prefetch(const product *p, const block *b, int64_t m, int64_t n)
+{
+    const int64_t step = 64 / (p->t == KN_F32 ? 4 : 2);
+    for (int64_t i = 0; i < n && p->ak == 1; i++)
+        for (int64_t k = 0; k < b->kb; k += step)
+            __builtin_prefetch(gemm_at(p->a, p->t, (m + i) * p->am + b->k + k));
+}
+
 static void pack_left(const product *p, float *left, const block *b)
 {
-    for (int64_t i = 0; i < b->mb; i += GEMM_MR)
-        gemm_pack_left(left + i * b->kb, gemm_at(p->a, p->t, (b->m + i) * p->am + b->k * p->ak),
-                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->mb - i), b->kb);
+    for (int64_t i = 0; i < b->mb; i += GEMM_MR) {
+        const int64_t then = i + GEMM_MR, m = b->m + i;
+        left_prefetch(p, b, b->m + then, v_min_i64(GEMM_MR, b->mb - then));
+        gemm_pack_left(left + i * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak), p->t, p->am,
+                       p->ak, v_min_i64(GEMM_MR, b->mb - i), b->kb);
+    }
 }
 
 /* The source of the panel of a block from column n on: `lines` runs of the memory, `apart` elements
