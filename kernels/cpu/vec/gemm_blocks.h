@@ -225,16 +225,21 @@ static void block_run(const product *p, const tasks *x, const block *b, float *p
     float bias[GEMM_NR] = { 0 };
     const bool biased = p->bias && b->k + b->kb == p->K;
     const int64_t end = b->n + b->nb, tiles = ceil_div(b->mb, GEMM_MR);
+    block next = *b;
+    next.k += b->kb;
+    next.kb = v_min_i64(x->depth, p->K - next.k);
     pack_left(p, place, b);
     panel here = panel_of(p, b, b->n);
     for (int64_t n = b->n; n < end; n += GEMM_NR) {
-        const int64_t then = n + GEMM_NR < end ? n + GEMM_NR : n;
-        const panel there = panel_of(p, b, then);
+        const bool more = n + GEMM_NR < end || next.kb > 0;
+        panel there = { 0 };
+        if (more)
+            there = n + GEMM_NR < end ? panel_of(p, b, n + GEMM_NR) : panel_of(p, &next, b->n);
         pack_right(p, right, &here, b, n);
         for (int64_t i = 0; biased && i < here.width; i++)
             bias[i] = gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n);
         for (int64_t i = 0; i < tiles; i++) {
-            if (then > n && b->kb > 0)
+            if (more && b->kb > 0)
                 panel_prefetch(p, &there, i, tiles);
             tile_product(p, place + i * GEMM_MR * b->kb, right, c, x->columns, biased ? bias : NULL,
                          b, b->m + i * GEMM_MR, n);
