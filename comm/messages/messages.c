@@ -308,16 +308,6 @@ static bool broadcast(kn_message_comm *c, const kn_comm_call *call)
     return true;
 }
 
-/* data = data and other, of which no order matters. */
-static void combine(kn_comm_kind kind, void *data, const void *other, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (kind == KN_CALL_MAX_F32)
-            ((float *)data)[i] = kn_comm_larger(((float *)data)[i], ((const float *)other)[i]);
-        else /* wraps like the machine does */
-            ((uint64_t *)data)[i] += ((const uint64_t *)other)[i];
-}
-
 /* Sums of i64 and maxima of f32, by recursive doubling: in step k ranks whose numbers differ in bit
  * k exchange what they have so far. Ranks from the largest power of two on give theirs to a lower
  * one first, and get the result from it. */
@@ -337,13 +327,13 @@ static bool scalars(kn_message_comm *c, const kn_comm_call *call)
         if (n > pow && !exchange_one(c, call, above, data, below, c->room, bytes, KN_TAG_DATA))
             return false;
         if (below >= 0)
-            combine(call->kind, data, c->room, some);
+            kn_comm_combine(call->kind, data, c->room, some);
         for (int bit = 1; bit < pow; bit *= 2) {
             int peer = me < pow ? me ^ bit : KN_TO_NONE;
             if (!exchange_one(c, call, peer, data, peer, c->room, bytes, KN_TAG_DATA))
                 return false;
             if (peer >= 0)
-                combine(call->kind, data, c->room, some);
+                kn_comm_combine(call->kind, data, c->room, some);
         }
         if (n > pow && !exchange_one(c, call, below, data, above, data, bytes, KN_TAG_RESULT))
             return false;
