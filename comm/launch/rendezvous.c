@@ -36,15 +36,13 @@ enum { NAMES = 8 }; /* that a job may meet under */
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
+/* Names of jobs can be longer than a path. */
 static socklen_t address_of(const char *job, int name, struct sockaddr_un *a)
 {
-    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a: names of jobs can be longer than a path */
-    for (const char *p = job; *p; p++)
-        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "knap-%u-%016llx-%d",
-                     (unsigned)getuid(), (unsigned long long)h, name);
+                     (unsigned)getuid(), (unsigned long long)kn_hash_string(job), name);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
