@@ -9,6 +9,7 @@
  * Agreements, barriers and counts of the hosts go through their own communicator in both cases. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
+#include "comm/values.h"
 #include "kernels/environment.h"
 #include "kernels/kernels_internal.h"
 #include <stdio.h>
@@ -273,7 +274,7 @@ int kn_comm_ranks_a_machine(kn_comm *c)
     int64_t place = c->size == kn_comm_size(kn_world()) ? launcher_number("LOCAL_RANK", 0) : -1;
     bool others = c->size > 1 && !is_simulated(c);
     sum[2] = mine > 0 && place >= 0 && place != c->rank % mine;
-    if (others && !kn_all_reduce_i64(c, sum, 3, kn_compute_stream(KN_CPU), "ranks a machine"))
+    if (others && !kn_hosts_sum(c, sum, 3, "ranks a machine"))
         return 0;
     if (others && (sum[0] != mine * c->size || sum[1] != mine * sum[0]))
         kn_fail("the machine of rank %d holds %d ranks (LOCAL_WORLD_SIZE), and others hold another "

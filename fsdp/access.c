@@ -51,8 +51,7 @@ bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *sha
         ok = at != NULL;
         if (ok && u->rank == s)
             ok = kn_to_host(shard, at, bytes);
-        ok = ok && kn_broadcast(u->comm, at, (int64_t)bytes, s, kn_compute_stream(KN_CPU),
-                                b->param[index].name);
+        ok = ok && kn_hosts_broadcast(u->comm, at, bytes, s, b->param[index].name);
         if (!straight) {
             if (ok)
                 kn_interval_paste(i, host, at, size);

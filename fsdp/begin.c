@@ -15,7 +15,7 @@ static bool shares(const kn_unit *u)
 static bool rank0_has(const kn_unit *u, bool mine, const char *name, bool *has)
 {
     int64_t say = mine;
-    bool ok = kn_broadcast(u->comm, &say, sizeof say, 0, kn_compute_stream(KN_CPU), name);
+    bool ok = kn_hosts_broadcast(u->comm, &say, sizeof say, 0, name);
     *has = say != 0;
     return ok;
 }
@@ -66,8 +66,7 @@ static bool take_from_rank0(kn_bucket *b, kn_bucket_param *p, kn_tensor *whole)
             ok = run && kn_to_host(run, chunk, bytes);
             kn_scope_end(scope);
         }
-        ok = ok &&
-             kn_broadcast(u->comm, chunk, (int64_t)bytes, 0, kn_compute_stream(KN_CPU), p->name) &&
+        ok = ok && kn_hosts_broadcast(u->comm, chunk, bytes, 0, p->name) &&
              take_chunk(p, chunk, at, n);
     }
     if (chunk)

@@ -30,6 +30,7 @@
 #ifndef KNAP_FSDP_BUCKET_H
 #define KNAP_FSDP_BUCKET_H
 
+#include "comm/values.h"
 #include "fsdp/layout.h"
 #include "fsdp/mesh.h"
 #include "nn/nn_internal.h"

@@ -189,9 +189,7 @@ bool kn_whole_write_back(const kn_whole *w)
                write_side(w, (sides){ w->grads, b->grad_shard, b->grad_dtype, true }, changed)) &&
               memset(changed, 0, (size_t)b->params * sizeof *changed) &&
               write_side(w, (sides){ w->values, b->master, b->master_dtype, false }, changed);
-    if (ok && b->unit->size > 1)
-        ok = kn_all_reduce_max(b->unit->comm, changed, b->params, kn_compute_stream(KN_CPU),
-                               kn_unit_name(b->unit));
+    ok = ok && kn_hosts_max(b->unit->comm, changed, b->params, kn_unit_name(b->unit));
     for (int i = 0; ok && i < b->params; i++)
         if (changed[i] > 0)
             kn_bucket_written(b, i);

@@ -59,8 +59,7 @@ static bool count_names(kn_saving *s, const kn_entries *all, int models)
     }
     if (!groups)
         return true;
-    bool ok = kn_all_reduce_i64(all->comm, n, KN_PARTS, kn_compute_stream(KN_CPU),
-                                "tensors of a checkpoint");
+    bool ok = kn_hosts_sum(all->comm, n, KN_PARTS, "tensors of a checkpoint");
     for (int k = 0; k < KN_PARTS; k++)
         s->part[k].tensors = (int)n[k];
     return ok;

@@ -55,9 +55,7 @@ bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host)
     const bool mine = kn_rank(all->comm) == e->rank || shared;
     if (mine && !kn_entry_read(e, host))
         return false;
-    return kn_comm_size(all->comm) < 2 || shared ||
-           kn_broadcast(all->comm, host, (int64_t)bytes, e->rank, kn_compute_stream(KN_CPU),
-                        e->name);
+    return shared || kn_hosts_broadcast(all->comm, host, bytes, e->rank, e->name);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -138,8 +136,7 @@ static bool compare(kn_entries *all, char *first, char *mine, float *differ)
         ok = kn_entry_read(e, mine) && kn_entry_gather(e, all, first);
         differ[i] = ok && memcmp(first, mine, bytes) != 0;
     }
-    return ok && kn_all_reduce_max(all->comm, differ, all->count, kn_compute_stream(KN_CPU),
-                                   "buffers of a state");
+    return ok && kn_hosts_max(all->comm, differ, all->count, "buffers of a state");
 }
 
 bool kn_entries_compare_buffers(kn_entries *e)
