@@ -118,24 +118,15 @@ static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, co
         return false;
     if (kn_numel(shard) == 0)
         return !master || kn_bucket_drop_gathered(b, p->index);
-    if (!kn_is_contiguous(shard))
-        return kn_fail("%s: the part of '%s' must lie in one piece", what, p->name);
-    kn_array a = kn_array_of(shard);
-    if (!a.data)
-        return false;
-    size_t size = kn_dtype_size(shard->dtype), bytes = (size_t)kn_interval_numel(part) * size;
-    kn_device d = kn_device_of(shard);
-    const bool apart = d != KN_CPU && d != KN_META;
-    void *to = apart ? kn_host_alloc(bytes) : a.data;
-    if (!to)
-        return false;
-    kn_interval_cut(part, to, host, size);
-    if (apart) {
-        kn_transfer(kn_compute_stream(d), a.data, to, bytes, KN_TO_DEVICE, false);
-        kn_host_free(to);
-    }
+    const size_t size = kn_dtype_size(shard->dtype);
+    char *cut = part.blocks > 1 ? kn_host_alloc((size_t)kn_interval_numel(part) * size) : NULL;
+    if (cut)
+        kn_interval_cut(part, cut, host, size);
+    const char *run = cut ? cut : (const char *)host + (size_t)part.start * size;
+    bool ok = kn_ok() && kn_from_host(shard, run);
+    kn_host_free(cut);
     kn_written(shard);
-    return kn_ok() && (!master || kn_bucket_drop_gathered(b, p->index));
+    return ok && (!master || kn_bucket_drop_gathered(b, p->index));
 }
 
 bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)

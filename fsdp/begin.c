@@ -2,7 +2,6 @@
  * shard only: by the declared initialiser, by the user's functions, from the module's own values,
  * or from rank 0's. */
 #include "fsdp/build.h"
-#include <string.h>
 
 enum { CHUNK = 1 << 20 }; /* bytes of rank 0's values that are on their way at once */
 
@@ -38,10 +37,7 @@ static bool take_chunk(kn_bucket_param *p, const char *chunk, int64_t at, int64_
         char *dst = (char *)to.data + (size_t)(k * p->part.count + begin - first) * size;
         const char *src = chunk + (size_t)(begin - at) * size;
         size_t bytes = (size_t)(end - begin) * size;
-        if (device == KN_CPU)
-            memcpy(dst, src, bytes);
-        else
-            ok = kn_transfer(kn_compute_stream(device), dst, src, bytes, KN_TO_DEVICE, false);
+        ok = kn_transfer(kn_compute_stream(device), dst, src, bytes, KN_TO_DEVICE, false);
     }
     return ok;
 }

@@ -23,12 +23,7 @@ static kn_stream *stream_of(const kn_whole *w)
 static bool move(const kn_whole *w, void *dst, kn_device to, const void *src, kn_device from,
                  size_t bytes)
 {
-    kn_device device = to == KN_CPU ? from : to;
-    if (device == KN_CPU) {
-        memcpy(dst, src, bytes);
-        return true;
-    }
-    kn_stream *s = kn_compute_stream(device);
+    kn_stream *s = kn_compute_stream(to == KN_CPU ? from : to);
     kn_way way = to == from ? KN_WITHIN : to == KN_CPU ? KN_TO_HOST : KN_TO_DEVICE;
     return kn_transfer(s, dst, src, bytes, way, false) && (w->place != KN_CPU || kn_stream_sync(s));
 }

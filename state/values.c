@@ -80,44 +80,14 @@ bool kn_entries_may_write(const kn_entries *e, const char *what)
     return kn_ok();
 }
 
-/* Row-major host memory becomes t, which may have any strides. */
-static bool put(kn_tensor *t, kn_dtype dtype, const void *host, size_t bytes)
-{
-    const kn_device d = kn_device_of(t);
-    if (d == KN_CPU && !kn_is_contiguous(t)) { /* takes no memory */
-        const kn_copy_args args = { .dst = kn_array_of(t),
-                                    .src = kn_array_make((void *)host, dtype, t->ndim, t->shape) };
-        kn_written(t);
-        return KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, args) &&
-               kn_stream_sync(kn_compute_stream(d));
-    }
-    if (!kn_is_contiguous(t)) {
-        kn_scope scope = kn_scope_begin();
-        kn_tensor *from = kn_from(dtype, KN_CPU, host, kn_ndim(t), kn_shape(t));
-        bool ok = from && kn_copy_(t, from);
-        kn_scope_end(scope);
-        return ok;
-    }
-    const kn_array a = kn_array_of(t);
-    if (!a.data)
-        return false;
-    kn_written(t);
-    if (d == KN_META)
-        return true;
-    if (d != KN_CPU)
-        return kn_transfer(kn_compute_stream(d), a.data, host, bytes, KN_TO_DEVICE, false);
-    if (a.data != host)
-        memcpy(a.data, host, bytes);
-    return true;
-}
-
 bool kn_entry_write(const kn_entry *e, const void *host)
 {
-    const size_t bytes = kn_entry_part_bytes(e);
     const bool master = e->bucket && e->tensor->storage == e->bucket->master;
     if (!kn_ok() || (master && !kn_bucket_sync_transfers(e->bucket)))
         return false;
-    bool ok = bytes == 0 || put(e->tensor, e->dtype, host, bytes);
+    bool ok = kn_entry_part_bytes(e) == 0 || kn_from_host(e->tensor, host);
+    if (ok && kn_entry_part_bytes(e) > 0)
+        kn_written(e->tensor);
     if (e->kind == KN_ENTRY_FLAT)
         e->bucket->master->version++; /* which counts for all of its parameters */
     return ok && kn_ok() && (!master || kn_bucket_drop_gathered(e->bucket, e->index));
