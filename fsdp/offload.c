@@ -66,16 +66,20 @@ static bool is_fresh(const kn_bucket *b)
     return b->away.has_cast && b->away.cast_version == b->master->version;
 }
 
+static bool cast(kn_bucket *b, int64_t at, int64_t n)
+{
+    return kn_copy_run(kn_bucket_host_stream(b),
+                       kn_storage_at(b->away.cast_master, at, b->param_dtype), b->param_dtype,
+                       kn_storage_at(b->master, at, b->master_dtype), b->master_dtype, n);
+}
+
 static bool refresh(kn_bucket *b)
 {
     if (!b->away.cast_master || is_fresh(b))
         return true;
     if (b->away.has_cast && !kn_bucket_sync_transfers(b)) /* an upload may still read it */
         return false;
-    int64_t n = b->layout.shard;
-    kn_copy_args args = { kn_array_make(b->away.cast_master->data, b->param_dtype, 1, &n),
-                          kn_array_make(b->master->data, b->master_dtype, 1, &n) };
-    if (n > 0 && !KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args))
+    if (!cast(b, 0, b->layout.shard))
         return false;
     b->away.cast_version = b->master->version;
     b->away.has_cast = true;
@@ -172,13 +176,8 @@ bool kn_bucket_casts(const kn_bucket *b)
 
 bool kn_bucket_cast_part(kn_bucket *b, const kn_param *p)
 {
-    int64_t n = kn_numel(p->master), at = p->master->offset;
-    kn_copy_args args = { kn_array_make(kn_storage_at(b->away.cast_master, at, b->param_dtype),
-                                        b->param_dtype, 1, &n),
-                          kn_array_make(kn_storage_at(b->master, at, b->master_dtype),
-                                        b->master_dtype, 1, &n) };
     b->away.cast_version++; /* as the step raises the master's */
-    return n == 0 || KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args);
+    return cast(b, p->master->offset, kn_numel(p->master));
 }
 
 /* Returns whether any of what the step touches is in a store. */

@@ -140,10 +140,8 @@ void kn_bucket_drop_grads(kn_bucket *b)
 
 static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 {
-    if (!s || s->released || n == 0)
-        return true;
-    kn_fill_args args = { kn_array_make(kn_storage_at(s, at, t), t, 1, &n), 0, 0 };
-    return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
+    return !s || s->released ||
+           kn_fill_run(kn_compute_stream(s->device), kn_storage_at(s, at, t), t, n, 0);
 }
 
 static bool has_any(const kn_bucket_param *p)
