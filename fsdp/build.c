@@ -227,7 +227,6 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->comm = comm;
     u->options = *o;
     u->options.seed = o->seed == (uint64_t)KN_ZERO ? 0 : o->seed;
-    u->master_device = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
     u->set.sync = u->set.all_reduce = u->set.reshard_after_backward = true;

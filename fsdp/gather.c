@@ -145,7 +145,7 @@ static void give_back(kn_bucket *const *bucket, int n, kn_stream *s)
 bool kn_buckets_unshard(kn_bucket *const *bucket, int n)
 {
     gather g[KN_COMM_PIECES];
-    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->gather : NULL;
+    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->lanes->gather : NULL;
     int count = 0;
     if (!kn_ok())
         return false;

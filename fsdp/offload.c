@@ -55,7 +55,7 @@ const kn_storage *kn_bucket_gather_source(const kn_bucket *b)
 
 kn_stream *kn_bucket_host_stream(const kn_bucket *b)
 {
-    kn_stream *host = b->unit->schedule ? b->unit->schedule->host : NULL;
+    kn_stream *host = b->unit->schedule ? b->unit->schedule->lanes->host : NULL;
     return host ? host : kn_compute_stream(b->memory->device);
 }
 
@@ -90,7 +90,7 @@ static bool refresh(kn_bucket *b)
 
 static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *then)
 {
-    kn_stream *s = b->unit->schedule->upload;
+    kn_stream *s = b->unit->schedule->lanes->upload;
     return kn_bucket_wait_for_compute(b, s) && /* bytes are taken and given back in its order */
 
            kn_transfer(s, dst, from->data, from->bytes, KN_TO_DEVICE, true) &&
@@ -106,13 +106,13 @@ bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then)
 bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then)
 {
     return kn_storage_retake(b->away.grad_transfer) &&
-           (!b->has_grad || (kn_event_wait(b->away.downloaded, b->unit->schedule->upload) &&
+           (!b->has_grad || (kn_event_wait(b->away.downloaded, b->unit->schedule->lanes->upload) &&
                              send(b, b->away.grad_transfer->data, b->grad_shard, then)));
 }
 
 bool kn_bucket_download_grad(kn_bucket *b, const kn_storage *from, kn_event *after)
 {
-    kn_stream *s = b->unit->schedule->download;
+    kn_stream *s = b->unit->schedule->lanes->download;
     b->away.download_at = ++b->unit->schedule->downloads;
     return kn_event_wait(after, s) &&
            kn_transfer(s, b->grad_shard->data, from->data, b->grad_shard->bytes, KN_TO_HOST,

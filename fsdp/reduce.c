@@ -377,7 +377,7 @@ static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
         if (!kn_storage_retake(b->grad) || !zero(b, 0, b->layout.full_numel))
             return false;
     }
-    kn_stream *s = b->unit->schedule->reduce;
+    kn_stream *s = b->unit->schedule->lanes->reduce;
     if (may_swap(b))
         return pass_on(b, s);
     return kn_bucket_wait_for_compute(b, s) &&

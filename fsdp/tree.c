@@ -62,7 +62,7 @@ static bool join_bucket(kn_schedule_state *s, kn_bucket *b)
         return (b->ranks = kn_ranks_of(&s->lanes->groups, b->shards)) &&
                kn_ranks_connect(b->ranks, b->unit->options.device, b->reduce_dtype, b->grad_dtype);
     if (b->shards > 1 && !s->tables)
-        s->tables = kn_comm_lend(s->comm, b->shards, 0, "tables");
+        s->tables = kn_comm_lend(s->root->comm, b->shards, 0, "tables");
     kn_bucket_give_ranks(b, s->tables);
     return b->shards == 1 || s->tables;
 }
@@ -102,7 +102,6 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     if (!s)
         return NULL;
     s->root = root;
-    s->comm = root->comm;
     s->changes = changes_of(root);
     bool ok = true;
     for (int i = 0; i < root->modules; i++) {

@@ -44,7 +44,6 @@ struct kn_unit {
     int modules;
     kn_comm *comm;
     kn_fsdp_wrap_options options; /* borrowed strings are NULL */
-    kn_device master_device;      /* where masters and gradient shards lie */
     int rank, size;               /* of comm */
     kn_bucket **bucket;
     int buckets;
