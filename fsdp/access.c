@@ -77,14 +77,6 @@ bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
     return read_part(p, shard, host, "kn_shard_read");
 }
 
-/* A shard of b's master is about to change: may it? */
-static bool may_write(const kn_param *p, const kn_bucket *b, const char *what)
-{
-    return !b->unit->summoned ||
-           kn_fail("%s: '%s' is summoned; write through its handle, or end the scope first", what,
-                   p->name);
-}
-
 void kn_bucket_written(kn_bucket *b, int index)
 {
     b->full->part[index].version++;
@@ -112,7 +104,7 @@ static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, co
         return false;
     bool master =
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
-    if (master && !may_write(p, b, what))
+    if (master && !kn_unit_closed(b->unit, p->name, what))
         return false;
     if (master && !kn_bucket_sync_transfers(b)) /* a gather may read what is written now */
         return false;
@@ -145,6 +137,6 @@ bool kn_param_write(void *root, int index, const void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index, "kn_param_write") : NULL;
     const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
-    return p && (!b || may_write(p, b, "kn_param_write")) &&
+    return p && (!b || kn_unit_closed(b->unit, p->name, "kn_param_write")) &&
            write_part(p, p->master, host, "kn_param_write");
 }

@@ -31,12 +31,8 @@ static kn_tensor *grad(const kn_param *p)
     kn_bucket *b = (kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
-    if (b->unit->summoned)
-        return kn_fail_null(
-            "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
-            "now; end the scope first",
-            kn_unit_name(b->unit));
-    if (!b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
+    if (!kn_unit_closed(b->unit, kn_unit_name(b->unit), "fsdp: a step or clipping") ||
+        !b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
         !kn_unit_finish_reduce(b->unit, KN_WHY("its gradients are read")))
         return NULL;
     return own->grad_part;

@@ -147,7 +147,9 @@ double kn_unit_divisor(const kn_unit *u);
 /* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
 bool kn_unit_set_reshard(kn_unit *u, int value);
 void kn_unit_free(void *unit);
-/* summon.c: u is being freed; an open scope goes on without it, and what was changed there is
+/* summon.c: u isn't summoned; else false with an error in the name of what, about name. */
+bool kn_unit_closed(const kn_unit *u, const char *name, const char *what);
+/* u is being freed; an open scope goes on without it, and what was changed there is
  * lost. */
 void kn_summon_forget(kn_unit *u);
 /* Takes a reference to the unit from one of its modules (a group has several). */

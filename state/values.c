@@ -66,8 +66,8 @@ bool kn_entries_may_write(const kn_entries *e, const char *what)
         return kn_fail("%s: a step is being recorded; load before it", what);
     for (int i = 0; i < e->count; i++) {
         const kn_entry *at = &e->list[i];
-        if (at->bucket && at->bucket->unit->summoned)
-            return kn_fail("%s: '%s' is summoned; end the scope first", what, at->name);
+        if (at->bucket && !kn_unit_closed(at->bucket->unit, at->name, what))
+            return false;
         const size_t bytes = at->tensor ? kn_entry_part_bytes(at) : 0;
         const bool meta = at->tensor && kn_device_of(at->tensor) == KN_META;
         if (meta && (at->kind == KN_ENTRY_BUFFER || !at->tensor->storage->data))
