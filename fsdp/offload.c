@@ -8,7 +8,6 @@
  *   the step   runs on the host, bucket by bucket as gradients come to it (kn_param_source.step)
  *
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_sync_transfers. */
-#include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/store.h"

@@ -111,15 +111,6 @@ bool kn_unit_gather(kn_unit *u, kn_cause why);  /* both */
 bool kn_unit_reshard(kn_unit *u, kn_cause why); /* releases whole parameters, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u, kn_cause why); /* as strategy and options say */
 bool kn_unit_reshard_after_backward(kn_unit *u, kn_cause why);
-/* access.c. The master of b's parameter number index was written: a graph that used it must not go
- * on, others may. */
-void kn_bucket_written(kn_bucket *b, int index);
-/* access.c. The master of b's parameter number index was written (-1: all were), past the schedule:
- * gathered values are out of date, and a graph that used them must not go on. */
-bool kn_bucket_drop_gathered(kn_bucket *b, int index);
-/* access.c. shard, cut as b's parameter number index (row above 1: with an element for each row of
- * so many): its whole, into host memory of every rank. Collective. */
-bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *shard, void *host);
 /* The unit is there for its backward; not where its backward needs no parameters. */
 bool kn_unit_unshard_in_backward(kn_unit *u, kn_cause why);
 /* Issues the reduction of the gradients. Where .max_reductions run, the oldest is done first. */
