@@ -1,7 +1,6 @@
 /* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the
  * buffers of a bucket. */
 #include "autograd/rows.h"
-#include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <string.h>
@@ -87,22 +86,17 @@ static bool make_buffers(kn_bucket *b)
     const kn_layout *l = &b->layout;
     const char *name = kn_unit_name(u);
     int keep = u->options.reshard_after_forward;
-    kn_memory *shared = u->size > 1 ? kn_comm_memory_on(u->comm, u->options.device)
-                                    : kn_device_memory(u->options.device);
-    if (!shared)
-        return false;
-    if (!kn_bucket_choose_memory(b, shared))
+    kn_memory *shared = kn_bucket_comm_memory(b);
+    if (!shared || !kn_bucket_choose_memory(b, shared))
         return false;
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
-    size_t master = (size_t)n * kn_dtype_size(b->master_dtype);
-    b->master = kn_storage_create(b->memory, master, b->stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
-    if (!b->master)
+    size_t m = kn_dtype_size(b->master_dtype), p = kn_dtype_size(b->param_dtype),
+           r = kn_dtype_size(b->reduce_dtype), g = kn_dtype_size(b->grad_dtype);
+    b->master =
+        kn_storage_create(b->memory, (size_t)n * m, b->stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
+    if (!b->master ||
+        !kn_fill_run(kn_compute_stream(b->memory->device), b->master->data, b->master_dtype, n, 0))
         return false;
-    kn_fill_args blank = { kn_array_make(b->master->data, b->master_dtype, 1, &n), 0, 0 };
-    if (n && !KN_LAUNCH(kn_compute_stream(b->memory->device), KN_K_FILL, blank))
-        return false;
-    size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
-           g = kn_dtype_size(b->grad_dtype);
     bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !b->stored && !b->offloaded;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
@@ -110,23 +104,18 @@ static bool make_buffers(kn_bucket *b)
     b->grad = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->unsynced = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->grad_shard = RELEASED(n, g, b->memory, b->stored ? KN_MEM_STORE : KN_MEM_GRAD);
-    bool ok = b->full && kn_storage_divide(b->full, l->offset, l->params) && b->grad &&
-              b->unsynced && b->grad_shard;
-    if (ok && !l->zero_copy)
-        ok = (b->gather_stage = RELEASED(chunks, p, shared, KN_MEM_GATHERED)) &&
-             (b->reduce_stage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
-    if (ok && b->replicas > 1)
-        ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
-    if (ok && b->offloaded)
-        ok = kn_bucket_create_cast_master(b) &&
-             (b->away.grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
-    if (ok && keep > 1 && b->shards > 1)
-        ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
+    b->gather_stage = l->zero_copy ? NULL : RELEASED(chunks, p, shared, KN_MEM_GATHERED);
+    b->reduce_stage = l->zero_copy ? NULL : RELEASED(chunks, r, shared, KN_MEM_UNREDUCED);
+    b->partial = b->replicas > 1 ? RELEASED(n, g, shared, KN_MEM_UNREDUCED) : NULL;
+    if (b->offloaded && kn_bucket_create_cast_master(b))
+        b->away.grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED);
+    if (keep > 1 && b->shards > 1)
+        b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED);
 #undef RELEASED
     b->gathered = kn_event_create(u->options.device);
     b->computed = kn_event_create(u->options.device);
     b->reduced = kn_event_create(u->options.device);
-    return ok && b->gathered && b->computed && b->reduced;
+    return kn_ok() && kn_storage_divide(b->full, l->offset, l->params);
 }
 
 /* Sums of f64 stay f64, and nothing else becomes f64 in a reduction. */
