@@ -43,14 +43,9 @@ static extent extent_of(const kn_comm *c, kn_comm_kind kind, const kn_comm_piece
     }
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-}
-
 static size_t room_for(extent e)
 {
-    return aligned(e.dst) + aligned(e.src) + aligned(e.acc);
+    return KN_ALIGNED(e.dst) + KN_ALIGNED(e.src) + KN_ALIGNED(e.acc);
 }
 
 /* Room for a call's bytes on the host; kept for the next one. */
@@ -70,7 +65,7 @@ static char *staging(kn_comm *c, kn_device d, size_t bytes)
 static bool to_room(const kn_comm_piece *p, extent e, char *room, kn_stream *s, kn_comm_piece *h)
 {
     bool in_place = e.src == 0;
-    char *src = room + aligned(e.dst), *acc = src + aligned(e.src);
+    char *src = room + KN_ALIGNED(e.dst), *acc = src + KN_ALIGNED(e.src);
     *h = *p;
     h->dst = room;
     h->src = in_place ? room : src;

@@ -304,6 +304,6 @@ int64_t kn_checkpoint_copy_bytes_(void *module, kn_checkpoint_save_options o)
     bool ok = kn_ok() && kn_checkpoint_list(&e, &models, &ranks, module, comm, &o);
     for (int i = 0; ok && i < e.count; i++)
         if (e.list[i].saver)
-            bytes += (int64_t)kn_saving_room(kn_entry_part_bytes(&e.list[i]));
+            bytes += (int64_t)KN_ALIGNED(kn_entry_part_bytes(&e.list[i]));
     return kn_entries_end(&e) && ok ? bytes : -1;
 }

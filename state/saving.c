@@ -77,11 +77,6 @@ static size_t piece_bytes(const kn_piece *p)
     return (size_t)kn_interval_numel(p->part) * kn_dtype_size(p->dtype);
 }
 
-size_t kn_saving_room(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-}
-
 /* ---- the copy -------------------------------------------------------------------------------- */
 
 static bool copy_entry(const kn_entry *e, char *to)
@@ -98,7 +93,7 @@ static bool take_room(kn_saving *s)
     kn_device d = KN_CPU;
     for (int k = 0; k < KN_PARTS; k++)
         for (int i = 0; i < s->part[k].count; i++) {
-            s->bytes += kn_saving_room(piece_bytes(&s->part[k].piece[i]));
+            s->bytes += KN_ALIGNED(piece_bytes(&s->part[k].piece[i]));
             if (kn_device_of(s->part[k].entry[i]->tensor) == KN_CUDA)
                 d = KN_CUDA;
         }
@@ -115,7 +110,7 @@ bool kn_saving_copy(kn_saving *s)
         kn_saving_part *p = &s->part[k];
         for (int i = 0; ok && i < p->count; i++) {
             ok = copy_entry(p->entry[i], at);
-            at += kn_saving_room(piece_bytes(&p->piece[i]));
+            at += KN_ALIGNED(piece_bytes(&p->piece[i]));
         }
         kn_host_free(p->entry);
         p->entry = NULL;
@@ -194,7 +189,7 @@ static void write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part
     for (int i = 0; ok && i < p->count; i++) {
         ok = p->entry ? write_entry(s, w, p, i)
                       : write_piece(s, w, &p->piece[i], s->copy + *at, p->finite[i]);
-        *at += kn_saving_room(piece_bytes(&p->piece[i]));
+        *at += KN_ALIGNED(piece_bytes(&p->piece[i]));
     }
 }
 

@@ -152,7 +152,7 @@ static int64_t share_bytes(const share *h)
 /* Of the others' bytes in c->room: those of a share begin behind those of the ones before it. */
 static int64_t room_of(const kn_message_comm *c, const share *h)
 {
-    return (c->base.size * share_bytes(h) + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+    return KN_ALIGNED(c->base.size * share_bytes(h));
 }
 
 /* All shares in one exchange. */
