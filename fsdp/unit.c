@@ -1,6 +1,6 @@
-/* fsdp/unit.c: units in lists and in trees of modules, facts about one, and how it goes. */
+/* fsdp/unit.c: units in lists and in trees of modules, and facts about one. */
 #include "fsdp/kinds.h"
-#include "fsdp/schedule.h"
+#include "fsdp/unit.h"
 #include "kernels/memory_internal.h"
 
 bool kn_units_add(kn_unit_list *l, kn_unit *u)
@@ -87,53 +87,4 @@ double kn_unit_divisor(const kn_unit *u)
                  : o->reduce_op == KN_REDUCE_SUM ? 1
                                                  : u->size;
     return o->predivide_factor > 0 ? all / o->predivide_factor : all;
-}
-
-/* ---- the end of a unit ---------------------------------------------------------------------- */
-
-void kn_unit_free(void *unit)
-{
-    kn_unit *u = unit;
-    if (!u)
-        return;
-    kn_live_end(&u->live, "unit", "kn_module_free");
-    kn_summon_forget(u);
-    kn_schedule_free(u->schedule); /* which speaks of all its units */
-    for (int i = 0; i < u->buckets; i++)
-        kn_bucket_free(u->bucket[i]);
-    kn_passes_free(&u->open);
-    kn_group_end(u->group);
-    kn_host_free(u->bucket);
-    kn_host_free(u->module);
-    kn_host_free(u->next_forward.list);
-    kn_host_free(u->next_backward.list);
-    kn_host_free(u);
-}
-
-/* Units of the tree gather the one that goes ahead of its use no more. */
-static void forget_unit(kn_module_impl *top, const kn_unit *gone)
-{
-    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
-        kn_unit *u = kn_unit_of(m);
-        if (!u)
-            continue;
-        kn_units_remove(&u->next_forward, gone);
-        kn_units_remove(&u->next_backward, gone);
-    }
-}
-
-void kn_unit_leave(void *unit, kn_module_impl *m)
-{
-    kn_unit *u = unit;
-    int left = 0;
-    if (u->schedule) /* what runs still reads the unit's bytes and m's path */
-        kn_lanes_sync(u->schedule->lanes);
-    for (int i = 0; i < u->modules; i++)
-        if (u->module[i] != m)
-            u->module[left++] = u->module[i];
-    u->modules = left;
-    if (left > 0)
-        return;
-    forget_unit(kn_impl_root(m), u);
-    kn_unit_free(u);
 }
