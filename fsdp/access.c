@@ -16,9 +16,7 @@ static const kn_param *param_at(void *root, int index, const char *what)
 /* This rank's part of p, which lies in b or, without a bucket, whole in its own tensor. */
 static kn_interval own_part(const kn_param *p, const kn_bucket *b)
 {
-    if (b)
-        return b->param[p->index].part;
-    return (kn_interval){ .count = p->numel, .blocks = p->numel > 0 };
+    return b ? b->param[p->index].part : kn_interval_whole(p->numel);
 }
 
 static bool fits(const kn_param *p, kn_interval part, kn_tensor *shard, const void *host,
