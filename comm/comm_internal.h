@@ -129,9 +129,6 @@ typedef struct kn_comm_trip {
  * blocks of a piece's elements. False: nothing is left. */
 bool kn_comm_next_trip(kn_comm_trip *t, const kn_comm_call *call, int blocks, int64_t room);
 
-/* The maximum, a NaN if there is one: the same bits whichever comes first. */
-float kn_comm_larger(float a, float b);
-
 /* Flips a bit of what came by call, which is over on s, where call->flips. */
 bool kn_comm_flip(const kn_comm *c, const kn_comm_call *call, kn_stream *s);
 /* Runs call at once, on this thread; s as in kn_comm_ops.run. */
@@ -143,6 +140,9 @@ double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
 /* dst = acc + src[0] + ... + src[n-1] in that order, rounded once; any n (sum.c). */
 bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,
                  int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype);
+/* data = data and other, as a call of scalars puts them together: their maximum (of f32, a NaN if
+ * there is one) or sum (of i64). The same bits in any order. */
+void kn_comm_combine(kn_comm_kind kind, void *data, const void *other, int64_t count);
 
 /* ---- poison (world.c) ------------------------------------------------------------------------ */
 

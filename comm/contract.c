@@ -8,33 +8,23 @@
 
 /* ---- hashing --------------------------------------------------------------------------------- */
 
-/* splitmix64's finaliser over a running value: every bit of both reaches every bit of the
- * result. */
-static uint64_t mix(uint64_t h, uint64_t x)
-{
-    h = (h ^ x) + UINT64_C(0x9e3779b97f4a7c15);
-    h = (h ^ (h >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    h = (h ^ (h >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return h ^ (h >> 31);
-}
-
 static uint64_t mix_text(uint64_t h, const char *text)
 {
     size_t n = text ? strlen(text) : 0;
-    h = mix(h, n);
+    h = kn_hash64(h, n);
     for (size_t at = 0; at < n; at += 8) {
         uint64_t word = 0;
         memcpy(&word, text + at, n - at < 8 ? n - at : 8);
-        h = mix(h, word);
+        h = kn_hash64(h, word);
     }
     return h;
 }
 
 static uint64_t mix_call(uint64_t h, const kn_comm *c, const kn_comm_call *call)
 {
-    h = mix(h, (uint64_t)c->id << 32 | (uint64_t)call->kind << 24);
-    h = mix(h, call->content);
-    h = mix(h, (uint64_t)call->root);
+    h = kn_hash64(h, (uint64_t)c->id << 32 | (uint64_t)call->kind << 24);
+    h = kn_hash64(h, call->content);
+    h = kn_hash64(h, (uint64_t)call->root);
     return mix_text(h, call->label);
 }
 
@@ -50,9 +40,9 @@ kn_comm_call kn_comm_call_of(kn_comm_kind kind, int root, const kn_comm_piece *p
                           .src_dtype = piece->src_dtype };
     for (int i = 0; i < pieces; i++) {
         call.count += piece[i].count;
-        call.content =
-            mix(call.content, (uint64_t)piece[i].dst_dtype << 8 | (uint64_t)piece[i].src_dtype);
-        call.content = mix(call.content, (uint64_t)piece[i].count);
+        call.content = kn_hash64(call.content,
+                                 (uint64_t)piece[i].dst_dtype << 8 | (uint64_t)piece[i].src_dtype);
+        call.content = kn_hash64(call.content, (uint64_t)piece[i].count);
     }
     return call;
 }
@@ -113,7 +103,7 @@ static bool suffer(const kn_comm *c, kn_comm_call *call, kn_fault_kind fault)
             "the fault \"%s\" is at %s, which has no other shape: give another collective",
             kn_context_get()->fault.text, kn_comm_kind_name(call->kind));
     if (fault == KN_FAULT_SHAPE)
-        call->content = mix(call->content, (uint64_t)++call->count);
+        call->content = kn_hash64(call->content, (uint64_t)++call->count);
     call->flips = fault == KN_FAULT_FLIP;
     kn_call_note note = kn_call_note_of(c, call);
     return kn_fault_come(fault, kn_call_describe(&note, what, sizeof what));
@@ -134,7 +124,7 @@ bool kn_comm_note_call(kn_comm *c, kn_comm_call *call)
     if (changes && (!suffer(c, call, fault) || fault == KN_FAULT_SKIP))
         return false;
     call->seq = ++f->seq;
-    call->hash = f->hash = mix_call(mix(f->hash, call->seq), c, call);
+    call->hash = f->hash = mix_call(kn_hash64(f->hash, call->seq), c, call);
     kn_call_note note = kn_call_note_of(c, call);
     note_write(&f->log->note[call->seq % KN_NOTES], &note);
     atomic_store_explicit(&f->log->launched, call->seq, memory_order_release);

@@ -9,6 +9,7 @@
  * Agreements, barriers and counts of the hosts go through their own communicator in both cases. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
+#include "comm/values.h"
 #include "kernels/environment.h"
 #include "kernels/kernels_internal.h"
 #include <stdio.h>
@@ -42,14 +43,9 @@ static extent extent_of(const kn_comm *c, kn_comm_kind kind, const kn_comm_piece
     }
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-}
-
 static size_t room_for(extent e)
 {
-    return aligned(e.dst) + aligned(e.src) + aligned(e.acc);
+    return KN_ALIGNED(e.dst) + KN_ALIGNED(e.src) + KN_ALIGNED(e.acc);
 }
 
 /* Room for a call's bytes on the host; kept for the next one. */
@@ -69,7 +65,7 @@ static char *staging(kn_comm *c, kn_device d, size_t bytes)
 static bool to_room(const kn_comm_piece *p, extent e, char *room, kn_stream *s, kn_comm_piece *h)
 {
     bool in_place = e.src == 0;
-    char *src = room + aligned(e.dst), *acc = src + aligned(e.src);
+    char *src = room + KN_ALIGNED(e.dst), *acc = src + KN_ALIGNED(e.src);
     *h = *p;
     h->dst = room;
     h->src = in_place ? room : src;
@@ -273,7 +269,7 @@ int kn_comm_ranks_a_machine(kn_comm *c)
     int64_t place = c->size == kn_comm_size(kn_world()) ? launcher_number("LOCAL_RANK", 0) : -1;
     bool others = c->size > 1 && !is_simulated(c);
     sum[2] = mine > 0 && place >= 0 && place != c->rank % mine;
-    if (others && !kn_all_reduce_i64(c, sum, 3, kn_compute_stream(KN_CPU), "ranks a machine"))
+    if (others && !kn_hosts_sum(c, sum, 3, "ranks a machine"))
         return 0;
     if (others && (sum[0] != mine * c->size || sum[1] != mine * sum[0]))
         kn_fail("the machine of rank %d holds %d ranks (LOCAL_WORLD_SIZE), and others hold another "

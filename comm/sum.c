@@ -1,5 +1,5 @@
-/* comm/sum.c: sums in rank order over any number of ranks, by the kernel KN_K_SUM_N. Runs
- * inside a host function of the stream it is given. */
+/* comm/sum.c: sums in rank order over any number of ranks, by the kernel KN_K_SUM_N, inside a host
+ * function of the stream that is given; sums and maxima of scalars, whose order doesn't matter. */
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>
@@ -47,7 +47,8 @@ static bool sum_block(kn_stream *s, void *dst, const void *acc, const void *cons
     return convert(s, dst, dst_dtype, room, wide, count);
 }
 
-float kn_comm_larger(float a, float b)
+/* The maximum, a NaN if there is one: the same bits whichever comes first. */
+static float larger(float a, float b)
 {
     uint32_t of_a, of_b;
     memcpy(&of_a, &a, sizeof a);
@@ -57,6 +58,15 @@ float kn_comm_larger(float a, float b)
     if (isnan(a) || isnan(b))
         return isnan(a) ? a : b;
     return a > b || (a == b && of_a < of_b) ? a : b; /* 0, not -0 */
+}
+
+void kn_comm_combine(kn_comm_kind kind, void *data, const void *other, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (kind == KN_CALL_MAX_F32)
+            ((float *)data)[i] = larger(((float *)data)[i], ((const float *)other)[i]);
+        else /* wraps like the machine does */
+            ((uint64_t *)data)[i] += ((const uint64_t *)other)[i];
 }
 
 bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,

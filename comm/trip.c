@@ -14,7 +14,7 @@ bool kn_comm_next_trip(kn_comm_trip *t, const kn_comm_call *call, int blocks, in
         some = some < fits ? some : fits;
         if (some > 0)
             t->part[t->parts++] = (kn_comm_part){ q, t->next_begin, some, used, t->next };
-        used += (some * each + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+        used += KN_ALIGNED(some * each);
         t->next_begin += some;
         if (t->next_begin < q->count) /* it is full */
             break;

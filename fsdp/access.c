@@ -16,9 +16,7 @@ static const kn_param *param_at(void *root, int index, const char *what)
 /* This rank's part of p, which lies in b or, without a bucket, whole in its own tensor. */
 static kn_interval own_part(const kn_param *p, const kn_bucket *b)
 {
-    if (b)
-        return b->param[p->index].part;
-    return (kn_interval){ .count = p->numel, .blocks = p->numel > 0 };
+    return b ? b->param[p->index].part : kn_interval_whole(p->numel);
 }
 
 static bool fits(const kn_param *p, kn_interval part, kn_tensor *shard, const void *host,
@@ -51,8 +49,7 @@ bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *sha
         ok = at != NULL;
         if (ok && u->rank == s)
             ok = kn_to_host(shard, at, bytes);
-        ok = ok && kn_broadcast(u->comm, at, (int64_t)bytes, s, kn_compute_stream(KN_CPU),
-                                b->param[index].name);
+        ok = ok && kn_hosts_broadcast(u->comm, at, bytes, s, b->param[index].name);
         if (!straight) {
             if (ok)
                 kn_interval_paste(i, host, at, size);
@@ -76,14 +73,6 @@ bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index, "kn_shard_read") : NULL;
     return read_part(p, shard, host, "kn_shard_read");
-}
-
-/* A shard of b's master is about to change: may it? */
-static bool may_write(const kn_param *p, const kn_bucket *b, const char *what)
-{
-    return !b->unit->summoned ||
-           kn_fail("%s: '%s' is summoned; write through its handle, or end the scope first", what,
-                   p->name);
 }
 
 void kn_bucket_written(kn_bucket *b, int index)
@@ -113,30 +102,21 @@ static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, co
         return false;
     bool master =
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
-    if (master && !may_write(p, b, what))
+    if (master && !kn_unit_closed(b->unit, p->name, what))
         return false;
     if (master && !kn_bucket_sync_transfers(b)) /* a gather may read what is written now */
         return false;
     if (kn_numel(shard) == 0)
         return !master || kn_bucket_drop_gathered(b, p->index);
-    if (!kn_is_contiguous(shard))
-        return kn_fail("%s: the part of '%s' must lie in one piece", what, p->name);
-    kn_array a = kn_array_of(shard);
-    if (!a.data)
-        return false;
-    size_t size = kn_dtype_size(shard->dtype), bytes = (size_t)kn_interval_numel(part) * size;
-    kn_device d = kn_device_of(shard);
-    const bool apart = d != KN_CPU && d != KN_META;
-    void *to = apart ? kn_host_alloc(bytes) : a.data;
-    if (!to)
-        return false;
-    kn_interval_cut(part, to, host, size);
-    if (apart) {
-        kn_transfer(kn_compute_stream(d), a.data, to, bytes, KN_TO_DEVICE, false);
-        kn_host_free(to);
-    }
+    const size_t size = kn_dtype_size(shard->dtype);
+    char *cut = part.blocks > 1 ? kn_host_alloc((size_t)kn_interval_numel(part) * size) : NULL;
+    if (cut)
+        kn_interval_cut(part, cut, host, size);
+    const char *run = cut ? cut : (const char *)host + (size_t)part.start * size;
+    bool ok = kn_ok() && kn_from_host(shard, run);
+    kn_host_free(cut);
     kn_written(shard);
-    return kn_ok() && (!master || kn_bucket_drop_gathered(b, p->index));
+    return ok && (!master || kn_bucket_drop_gathered(b, p->index));
 }
 
 bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
@@ -155,6 +135,6 @@ bool kn_param_write(void *root, int index, const void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index, "kn_param_write") : NULL;
     const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
-    return p && (!b || may_write(p, b, "kn_param_write")) &&
+    return p && (!b || kn_unit_closed(b->unit, p->name, "kn_param_write")) &&
            write_part(p, p->master, host, "kn_param_write");
 }

@@ -35,7 +35,7 @@ bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, uint64_t 
         word[i / FLAGS_A_WORD] |= (int64_t)(flag[i] != 0) << i % FLAGS_A_WORD * FLAG_BITS;
     /* between hosts: what the device computes goes on meanwhile */
     kn_device d = s->root->options.device == KN_META ? KN_META : KN_CPU;
-    bool ok = kn_all_reduce_i64(s->comm, word, words, kn_compute_stream(d), label);
+    bool ok = kn_all_reduce_i64(s->root->comm, word, words, kn_compute_stream(d), label);
     for (int i = 0; i < n && ok; i++)
         flag[i] =
             (word[i / FLAGS_A_WORD] >> i % FLAGS_A_WORD * FLAG_BITS & ((1 << FLAG_BITS) - 1)) > 0;

@@ -2,7 +2,6 @@
  * shard only: by the declared initialiser, by the user's functions, from the module's own values,
  * or from rank 0's. */
 #include "fsdp/build.h"
-#include <string.h>
 
 enum { CHUNK = 1 << 20 }; /* bytes of rank 0's values that are on their way at once */
 
@@ -15,7 +14,7 @@ static bool shares(const kn_unit *u)
 static bool rank0_has(const kn_unit *u, bool mine, const char *name, bool *has)
 {
     int64_t say = mine;
-    bool ok = kn_broadcast(u->comm, &say, sizeof say, 0, kn_compute_stream(KN_CPU), name);
+    bool ok = kn_hosts_broadcast(u->comm, &say, sizeof say, 0, name);
     *has = say != 0;
     return ok;
 }
@@ -38,10 +37,7 @@ static bool take_chunk(kn_bucket_param *p, const char *chunk, int64_t at, int64_
         char *dst = (char *)to.data + (size_t)(k * p->part.count + begin - first) * size;
         const char *src = chunk + (size_t)(begin - at) * size;
         size_t bytes = (size_t)(end - begin) * size;
-        if (device == KN_CPU)
-            memcpy(dst, src, bytes);
-        else
-            ok = kn_transfer(kn_compute_stream(device), dst, src, bytes, KN_TO_DEVICE, false);
+        ok = kn_transfer(kn_compute_stream(device), dst, src, bytes, KN_TO_DEVICE, false);
     }
     return ok;
 }
@@ -66,8 +62,7 @@ static bool take_from_rank0(kn_bucket *b, kn_bucket_param *p, kn_tensor *whole)
             ok = run && kn_to_host(run, chunk, bytes);
             kn_scope_end(scope);
         }
-        ok = ok &&
-             kn_broadcast(u->comm, chunk, (int64_t)bytes, 0, kn_compute_stream(KN_CPU), p->name) &&
+        ok = ok && kn_hosts_broadcast(u->comm, chunk, bytes, 0, p->name) &&
              take_chunk(p, chunk, at, n);
     }
     if (chunk)

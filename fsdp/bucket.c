@@ -68,8 +68,7 @@ bool kn_bucket_trains(const kn_bucket *b)
 
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t)
 {
-    int64_t bytes = numel * (int64_t)kn_dtype_size(t);
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+    return KN_ALIGNED(numel * (int64_t)kn_dtype_size(t));
 }
 
 void kn_bucket_free(kn_bucket *b)

@@ -30,6 +30,7 @@
 #ifndef KNAP_FSDP_BUCKET_H
 #define KNAP_FSDP_BUCKET_H
 
+#include "comm/values.h"
 #include "fsdp/layout.h"
 #include "fsdp/mesh.h"
 #include "nn/nn_internal.h"
@@ -220,6 +221,18 @@ bool kn_bucket_note_grad(kn_bucket *b, int i);
 /* Whether other ranks may know of gradients that this one doesn't. */
 bool kn_bucket_has_peers(const kn_bucket *b);
 
+/* ---- access.c -------------------------------------------------------------------------------- */
+
+/* The master of parameter number index was written: a graph that used it must not go on, others
+ * may. */
+void kn_bucket_written(kn_bucket *b, int index);
+/* It was written (-1: all were) past the schedule: gathered values are out of date, and a graph
+ * that used them must not go on. */
+bool kn_bucket_drop_gathered(kn_bucket *b, int index);
+/* shard, cut as parameter number index (row above 1: with an element for each row of so many): its
+ * whole, into host memory of every rank. Collective. */
+bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *shard, void *host);
+
 /* ---- param.c --------------------------------------------------------------------------------- */
 
 /* All of taking e over, as parameter i of b, that can fail; the module still has it as it was. */
@@ -259,6 +272,10 @@ bool kn_bucket_end_download(kn_bucket *b);
 bool kn_bucket_sync_transfers(kn_bucket *b);
 /* The host's work on master, cast_master and grad_shard goes there. */
 kn_stream *kn_bucket_host_stream(const kn_bucket *b);
+/* The master's copy in param_dtype holds what the master does; so it stays where each part that a
+ * step writes goes there as well. */
+bool kn_bucket_casts(const kn_bucket *b);
+bool kn_bucket_cast_part(kn_bucket *b, const kn_param *p);
 /* kn_param_source.step */
 bool kn_offload_step(const kn_step_pieces *s);
 

@@ -1,7 +1,6 @@
 /* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the
  * buffers of a bucket. */
 #include "autograd/rows.h"
-#include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <string.h>
@@ -87,22 +86,17 @@ static bool make_buffers(kn_bucket *b)
     const kn_layout *l = &b->layout;
     const char *name = kn_unit_name(u);
     int keep = u->options.reshard_after_forward;
-    kn_memory *shared = u->size > 1 ? kn_comm_memory_on(u->comm, u->options.device)
-                                    : kn_device_memory(u->options.device);
-    if (!shared)
-        return false;
-    if (!kn_bucket_choose_memory(b, shared))
+    kn_memory *shared = kn_bucket_comm_memory(b);
+    if (!shared || !kn_bucket_choose_memory(b, shared))
         return false;
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
-    size_t master = (size_t)n * kn_dtype_size(b->master_dtype);
-    b->master = kn_storage_create(b->memory, master, b->stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
-    if (!b->master)
+    size_t m = kn_dtype_size(b->master_dtype), p = kn_dtype_size(b->param_dtype),
+           r = kn_dtype_size(b->reduce_dtype), g = kn_dtype_size(b->grad_dtype);
+    b->master =
+        kn_storage_create(b->memory, (size_t)n * m, b->stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
+    if (!b->master ||
+        !kn_fill_run(kn_compute_stream(b->memory->device), b->master->data, b->master_dtype, n, 0))
         return false;
-    kn_fill_args blank = { kn_array_make(b->master->data, b->master_dtype, 1, &n), 0, 0 };
-    if (n && !KN_LAUNCH(kn_compute_stream(b->memory->device), KN_K_FILL, blank))
-        return false;
-    size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
-           g = kn_dtype_size(b->grad_dtype);
     bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !b->stored && !b->offloaded;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
@@ -110,23 +104,18 @@ static bool make_buffers(kn_bucket *b)
     b->grad = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->unsynced = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->grad_shard = RELEASED(n, g, b->memory, b->stored ? KN_MEM_STORE : KN_MEM_GRAD);
-    bool ok = b->full && kn_storage_divide(b->full, l->offset, l->params) && b->grad &&
-              b->unsynced && b->grad_shard;
-    if (ok && !l->zero_copy)
-        ok = (b->gather_stage = RELEASED(chunks, p, shared, KN_MEM_GATHERED)) &&
-             (b->reduce_stage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
-    if (ok && b->replicas > 1)
-        ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
-    if (ok && b->offloaded)
-        ok = kn_bucket_create_cast_master(b) &&
-             (b->away.grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
-    if (ok && keep > 1 && b->shards > 1)
-        ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
+    b->gather_stage = l->zero_copy ? NULL : RELEASED(chunks, p, shared, KN_MEM_GATHERED);
+    b->reduce_stage = l->zero_copy ? NULL : RELEASED(chunks, r, shared, KN_MEM_UNREDUCED);
+    b->partial = b->replicas > 1 ? RELEASED(n, g, shared, KN_MEM_UNREDUCED) : NULL;
+    if (b->offloaded && kn_bucket_create_cast_master(b))
+        b->away.grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED);
+    if (keep > 1 && b->shards > 1)
+        b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED);
 #undef RELEASED
     b->gathered = kn_event_create(u->options.device);
     b->computed = kn_event_create(u->options.device);
     b->reduced = kn_event_create(u->options.device);
-    return ok && b->gathered && b->computed && b->reduced;
+    return kn_ok() && kn_storage_divide(b->full, l->offset, l->params);
 }
 
 /* Sums of f64 stay f64, and nothing else becomes f64 in a reduction. */
@@ -227,7 +216,6 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->comm = comm;
     u->options = *o;
     u->options.seed = o->seed == (uint64_t)KN_ZERO ? 0 : o->seed;
-    u->master_device = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
     u->set.sync = u->set.all_reduce = u->set.reshard_after_backward = true;
@@ -237,87 +225,6 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->enter_at = u->leave_at = -1;
     u->slice_ranks = o->reshard_after_forward > 1 ? o->reshard_after_forward : 0;
     return u;
-}
-
-bool kn_unit_same_place(const kn_unit *u, const kn_unit *root)
-{
-    if (u->comm != root->comm && (u->size > 1 || root->size > 1))
-        return kn_fail(
-            "fsdp: unit '%s' was wrapped with another communicator (%d ranks) than the root "
-            "'%s' (%d ranks); wrap all units of a tree with the same one",
-            kn_unit_name(u), u->size, kn_unit_name(root), root->size);
-    return u->options.device == root->options.device ||
-           kn_fail(
-               "fsdp: unit '%s' was wrapped with .device = %s and the root '%s' with %s; give all "
-               "units of a tree the same .device",
-               kn_unit_name(u), kn_device_name(u->options.device), kn_unit_name(root),
-               kn_device_name(root->options.device));
-}
-
-/* ---- scalars over the ranks of a tree -------------------------------------------------------- */
-
-/* Ranks that no other shares, as of kn_comm_self. A group of one that was split off has its place
- * among the others, where ranks must agree on which communicator is around all. */
-static bool is_alone(const kn_comm *c)
-{
-    return !c || (kn_comm_size(c) == 1 && !c->parent);
-}
-
-/* *all: the communicator around those of all units at and below top; *one: one of the units. False
- * where there is none. */
-static bool join_ranks(kn_module_impl *top, kn_comm **all, const kn_unit **one)
-{
-    *all = NULL;
-    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top)) {
-        const kn_unit *u = kn_unit_of(m);
-        if (!u || is_alone(u->comm))
-            continue;
-        kn_comm *both = *all ? kn_comm_around(*all, u->comm) : u->comm;
-        *one = *all ? *one : u;
-        *all = both ? both : *all;
-        if (!both)
-            return false;
-    }
-    return true;
-}
-
-/* Over them norms of the tree go. Each part of a gradient is counted by one rank of its own unit,
- * so groups that hold different parameters add up, and all ranks have one factor. */
-kn_comm *kn_ranks_around(kn_module_impl *m)
-{
-    kn_comm *all;
-    const kn_unit *one;
-    join_ranks(m, &all, &one);
-    return all;
-}
-
-static bool reduce_scalars(kn_module_impl *top, kn_device d, int64_t *sum, int sums, float *max)
-{
-    kn_comm *comm = kn_ranks_around(top);
-    kn_stream *s = kn_compute_stream(d);
-    if (!comm || kn_comm_size(comm) == 1)
-        return true;
-    return (!max || kn_all_reduce_max(comm, max, 1, s, "gradient norm")) &&
-           (!sum || kn_all_reduce_i64(comm, sum, sums, s, "gradient norm"));
-}
-
-static bool is_first(kn_module_impl *top)
-{
-    kn_comm *comm = kn_ranks_around(top);
-    return !comm || kn_rank(comm) == 0;
-}
-
-bool kn_ranks_join(kn_module_impl *m, kn_comm *comm)
-{
-    kn_comm *all;
-    const kn_unit *one = NULL;
-    bool ok = join_ranks(kn_impl_root(m), &all, &one);
-    if (ok && (!all || is_alone(comm) || kn_comm_around(all, comm)))
-        return true;
-    return kn_fail("fsdp: '%s' is to be wrapped on a communicator that has no common origin with "
-                   "that of unit '%s' in its tree, so norms can't go over the ranks of both; make "
-                   "both by kn_comm_split from one",
-                   kn_module_shown(m), kn_unit_name(one));
 }
 
 /* The options' strings and lists are the caller's. */
@@ -367,9 +274,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
         drop_schedules(module[i]);
         kn_params_changed(module[i]);
     }
-    kn_root *root = kn_root_of(module[0]);
-    root->scalar_reduce = reduce_scalars;
-    root->first = is_first;
+    kn_root_joins_ranks(kn_root_of(module[0]));
     forget_borrowed(u);
 done:
     if (!ok && u) {

@@ -40,15 +40,14 @@ bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
 void kn_claims_free(kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_wrap_options *o);
-/* The smallest communicator that those of all units at and below m are, or were made from by
- * kn_comm_split; NULL: there is no unit, or each rank has its own. */
+/* tree.c: the smallest communicator that those of all units at and below m are, or were made from
+ * by kn_comm_split; NULL: there is no unit, or each rank has its own. */
 kn_comm *kn_ranks_around(kn_module_impl *m);
 /* Whether the ranks of comm and of all units in m's tree are in one communicator, over which norms
  * can go; else false with a sentence. */
 bool kn_ranks_join(kn_module_impl *m, kn_comm *comm);
-/* Whether u has the root's ranks and device, which one schedule needs; else false with a
- * sentence. */
-bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
+/* Norms of root's tree go over the ranks around it. */
+void kn_root_joins_ranks(kn_root *root);
 /* undo.c: notes what a kn_fsdp_wrap of modules changes, which must stay until its end. NULL with an
  * error. */
 typedef struct kn_undo kn_undo;

@@ -32,10 +32,8 @@ static bool same_shapes(const kn_unit *u)
 
 static bool may_begin(const kn_unit *u)
 {
-    if (u->summoned)
-        return kn_fail("fsdp: unit '%s' was called while its parameters are summoned; call "
-                       "kn_summon_end first",
-                       kn_unit_name(u));
+    if (!kn_unit_closed(u, kn_unit_name(u), "fsdp: a forward"))
+        return false;
     if (u->state != KN_UNIT_IDLE && u->state != KN_UNIT_FORWARD)
         return kn_fail("fsdp: unit '%s' is %s, so a forward cannot happen now; a backward begins "
                        "when all calls of its units are over",

@@ -217,8 +217,8 @@ static bool check_params(checking *c, void *root)
         const kn_bucket *b = kn_bucket_of(&p[i]);
         if (left_out(c, p[i].name))
             continue;
-        if (b && b->unit->summoned)
-            return kn_fail("kn_fsdp_check: '%s' is summoned; end the scope first", p[i].name);
+        if (b && !kn_unit_closed(b->unit, p[i].name, "kn_fsdp_check"))
+            return false;
         kn_alike *a = whole_at(c, p[i].owner);
         ok = a && kn_ok() && add_tensor(a, p[i].tensor, "the next parameter", p[i].name, true) &&
              check_part(c, &p[i], p[i].master, "");

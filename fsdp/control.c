@@ -47,54 +47,50 @@ static bool apply(void *module, bool recurse, bool (*fn)(kn_unit *u, void *arg),
     return recurse ? kn_ok() && kn_apply_units(module, fn, arg, what) : u && fn(u, arg);
 }
 
-#define CHANGE(field, value, ...)                                                                  \
-    (&(change){ .at = offsetof(kn_unit, field),                                                    \
-                .bytes = sizeof((kn_unit *)NULL)->field,                                           \
-                .to = &(value),                                                                    \
-                __VA_ARGS__ })
+/* The function that calls it sets the field of module's unit; recurse: of all units below, too. */
+#define SET(module, recurse, field, value, ...)                                                    \
+    apply(module, recurse, change_unit,                                                            \
+          &(change){ .at = offsetof(kn_unit, field),                                               \
+                     .bytes = sizeof((kn_unit *)NULL)->field,                                      \
+                     .to = &(value),                                                               \
+                     .what = __func__,                                                             \
+                     __VA_ARGS__ },                                                                \
+          __func__)
 
 bool kn_fsdp_set_gradient_sync(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, change_unit, CHANGE(set.sync, on), "kn_fsdp_set_gradient_sync");
+    return SET(module, recurse, set.sync, on);
 }
 
 bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, change_unit, CHANGE(set.all_reduce, on),
-                 "kn_fsdp_set_all_reduce");
+    return SET(module, recurse, set.all_reduce, on);
 }
 
 bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, change_unit, CHANGE(set.reshard_after_backward, on),
-                 "kn_fsdp_set_reshard_after_backward");
+    return SET(module, recurse, set.reshard_after_backward, on);
 }
 
 bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, change_unit, CHANGE(set.unshard_in_backward, on),
-                 "kn_fsdp_set_unshard_in_backward");
+    return SET(module, recurse, set.unshard_in_backward, on);
 }
 
 bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse)
 {
-    static const char what[] = "kn_fsdp_set_reduce_unused";
-    return apply(module, recurse, change_unit,
-                 CHANGE(set.reduce_unused, on, .alike = "on", .number = on, .what = what), what);
+    return SET(module, recurse, set.reduce_unused, on, .alike = "on", .number = on);
 }
 
 /* Gradients that wait are divided by it as well. */
 bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse)
 {
-    static const char what[] = "kn_fsdp_set_divide_factor";
     if (kn_ok() && !(factor >= 0 && isfinite(factor)))
         return kn_fail("%s: the factor is %g; it must be finite and positive, or 0 for the number "
                        "of ranks",
-                       what, factor);
-    return apply(module, recurse, change_unit,
-                 CHANGE(options.divide_factor, factor, .alike = "the factor", .number = factor,
-                        .what = what),
-                 what);
+                       __func__, factor);
+    return SET(module, recurse, options.divide_factor, factor, .alike = "the factor",
+               .number = factor);
 }
 
 /* Of u's whole tree: a backward is one for all of it. */
@@ -123,30 +119,24 @@ bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse)
 
 bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
 {
-    static const char what[] = "kn_fsdp_set_comm_hook";
-    return apply(module, recurse, change_unit, CHANGE(set.hook, hook), what) &&
-           apply(module, recurse, change_unit, CHANGE(set.hook_arg, arg), what);
+    return SET(module, recurse, set.hook, hook) && SET(module, recurse, set.hook_arg, arg);
 }
 
 bool kn_fsdp_set_all_reduce_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
 {
-    static const char what[] = "kn_fsdp_set_all_reduce_hook";
-    return apply(module, recurse, change_unit, CHANGE(set.all_reduce_hook, hook), what) &&
-           apply(module, recurse, change_unit, CHANGE(set.all_reduce_hook_arg, arg), what);
+    return SET(module, recurse, set.all_reduce_hook, hook) &&
+           SET(module, recurse, set.all_reduce_hook_arg, arg);
 }
 
 bool kn_fsdp_set_gather_hook(void *module, kn_gather_hook hook, void *arg, bool recurse)
 {
-    static const char what[] = "kn_fsdp_set_gather_hook";
-    return apply(module, recurse, change_unit, CHANGE(set.gather_hook, hook), what) &&
-           apply(module, recurse, change_unit, CHANGE(set.gather_hook_arg, arg), what);
+    return SET(module, recurse, set.gather_hook, hook) &&
+           SET(module, recurse, set.gather_hook_arg, arg);
 }
 
 bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg)
 {
-    static const char what[] = "kn_fsdp_on_event";
-    return apply(module, true, change_unit, CHANGE(observer, fn), what) &&
-           apply(module, true, change_unit, CHANGE(observer_arg, arg), what);
+    return SET(module, true, observer, fn) && SET(module, true, observer_arg, arg);
 }
 
 /* ---- news of the schedule -------------------------------------------------------------------- */
@@ -226,11 +216,8 @@ bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n)
 kn_unshard_handle kn_fsdp_unshard(void *module)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_unshard");
-    if (u && u->summoned)
-        kn_fail(
-            "kn_fsdp_unshard: the parameters of unit '%s' are summoned; call kn_summon_end first",
-            kn_unit_name(u));
-    if (!u || !kn_ok() || !kn_schedule_of(u) || !kn_unit_unshard(u, KN_WHY("kn_fsdp_unshard")))
+    if (!u || !kn_unit_closed(u, kn_unit_name(u), "kn_fsdp_unshard") || !kn_schedule_of(u) ||
+        !kn_unit_unshard(u, KN_WHY("kn_fsdp_unshard")))
         return (kn_unshard_handle){ NULL };
     return (kn_unshard_handle){ u };
 }

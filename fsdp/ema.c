@@ -165,9 +165,7 @@ static bool settle(const kn_ema *e, const kn_param *p, const char *what)
     bool ok = true;
     for (int i = 0; ok && i < e->params; i++) {
         kn_bucket *b = kn_bucket_of(&p[i]);
-        if (b && b->unit->summoned)
-            return kn_fail("%s: '%s' is summoned; end the scope first", what, p[i].name);
-        ok = !b || kn_bucket_sync_transfers(b);
+        ok = !b || (kn_unit_closed(b->unit, p[i].name, what) && kn_bucket_sync_transfers(b));
     }
     return ok;
 }

@@ -42,8 +42,7 @@ static bool may_turn(kn_unit *u, void *what)
     if (u->state == KN_UNIT_FORWARD || u->calls > 0)
         return kn_fail("%s: unit '%s' is in a forward; call it after that", (const char *)what,
                        kn_unit_name(u));
-    return !u->summoned || kn_fail("%s: unit '%s' is summoned; end the scope first",
-                                   (const char *)what, kn_unit_name(u));
+    return kn_unit_closed(u, kn_unit_name(u), what);
 }
 
 static bool turn(kn_unit *u, void *on)

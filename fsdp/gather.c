@@ -15,14 +15,6 @@ static bool gathers(const kn_bucket *b)
     return b->full != b->master && !b->rows;
 }
 
-static bool copy(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src, kn_dtype src_dtype,
-                 int64_t n)
-{
-    kn_copy_args args = { kn_array_make(dst, dst_dtype, 1, &n),
-                          kn_array_make((void *)src, src_dtype, 1, &n) };
-    return n == 0 || KN_LAUNCH(s, KN_K_COPY, args);
-}
-
 /* From where to where a bucket's gather goes; comm is NULL where one rank holds the whole. */
 typedef struct gather {
     kn_bucket *bucket;
@@ -57,9 +49,9 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
         return false;
     char *own = kn_storage_at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->full_dtype);
     bool copies = !b->offloaded && (b->full_dtype != b->master_dtype || b->shards == 1);
-    if (b->offloaded
-            ? !kn_bucket_upload(b, own, s)
-            : copies && !copy(s, own, b->full_dtype, b->master->data, b->master_dtype, l->shard))
+    if (b->offloaded ? !kn_bucket_upload(b, own, s)
+                     : copies && !kn_copy_run(s, own, b->full_dtype, b->master->data,
+                                              b->master_dtype, l->shard))
         return false;
     *g = gather_of(b, b->shards > 1 ? b->ranks->gather : NULL, whole->data,
                    b->offloaded || copies ? own : b->master->data, l->shard);
@@ -153,7 +145,7 @@ static void give_back(kn_bucket *const *bucket, int n, kn_stream *s)
 bool kn_buckets_unshard(kn_bucket *const *bucket, int n)
 {
     gather g[KN_COMM_PIECES];
-    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->gather : NULL;
+    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->lanes->gather : NULL;
     int count = 0;
     if (!kn_ok())
         return false;
@@ -201,10 +193,10 @@ bool kn_bucket_reshard(kn_bucket *b, int keep)
     bool ok = true;
     if (keep > 1 && b->slice) {
         int64_t n = b->layout.full_numel / keep;
-        ok =
-            kn_storage_retake(b->slice) &&
-            copy(kn_bucket_compute_stream(b), b->slice->data, b->full_dtype,
-                 kn_storage_at(b->full, b->unit->rank % keep * n, b->full_dtype), b->full_dtype, n);
+        ok = kn_storage_retake(b->slice) &&
+             kn_copy_run(kn_bucket_compute_stream(b), b->slice->data, b->full_dtype,
+                         kn_storage_at(b->full, b->unit->rank % keep * n, b->full_dtype),
+                         b->full_dtype, n);
         b->residency = ok ? KN_SLICED : KN_SHARDED;
     }
     kn_storage_release(b->full);

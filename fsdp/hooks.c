@@ -39,9 +39,7 @@ static bool round_part(const rounding *r, kn_stream *s, int param, int shard, ui
 static bool round_all(const rounding *r, kn_stream *s)
 {
     const kn_layout *l = &r->bucket->layout;
-    int64_t all = r->shards * l->shard;
-    kn_fill_args blank = { kn_array_make(r->dst, KN_BF16, 1, &all), 0, 0 }; /* padding */
-    bool ok = KN_LAUNCH(s, KN_K_FILL, blank);
+    bool ok = kn_fill_run(s, r->dst, KN_BF16, r->shards * l->shard, 0); /* padding */
     for (int i = 0; i < l->params && ok; i++) {
         uint64_t stream = kn_hash64(kn_hash_string(r->bucket->param[i].name), r->stream);
         for (int k = 0; k < r->shards && ok; k++)
@@ -76,9 +74,7 @@ static bool to_nearest(const kn_grad_reduction *r, void *dst, const void *src, i
                        kn_dtype src_dtype, const kn_sending *how, int stage)
 {
     (void)stage;
-    kn_copy_args a = { kn_array_make(dst, how->dtype, 1, &count),
-                       kn_array_make((void *)(uintptr_t)src, src_dtype, 1, &count) };
-    return KN_LAUNCH(r->stream, KN_K_COPY, a);
+    return kn_copy_run(r->stream, dst, how->dtype, src, src_dtype, count);
 }
 
 /* ---- the hooks ------------------------------------------------------------------------------- */

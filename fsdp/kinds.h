@@ -33,7 +33,7 @@ typedef struct kn_strategy_row {
     kn_mesh_of mesh;
     bool keeps;
 } kn_strategy_row;
-const char *kn_layout_name(kn_layout_kind kind); /* the one that people read; print.c */
+const char *kn_layout_name(kn_layout_kind kind); /* the one that people read; layout.c */
 extern const kn_strategy_row kn_strategies[KN_STRATEGY_COUNT]; /* mesh.c */
 
 #endif

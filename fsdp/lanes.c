@@ -50,11 +50,6 @@ bool kn_lanes_join(kn_schedule_state *s, bool away)
     l->trees++;
     if (!l->gather || !l->reduce || (away && !make_transfer_streams(l, kind)))
         return false;
-    s->gather = l->gather;
-    s->reduce = l->reduce;
-    s->upload = away ? l->upload : NULL;
-    s->download = away ? l->download : NULL;
-    s->host = away ? l->host : NULL;
     s->inline_reduce = kn_stream_is_inline(l->reduce);
     return true;
 }

@@ -10,6 +10,16 @@
 #include "fsdp/layout.h"
 #include <string.h>
 
+const char *kn_layout_name(kn_layout_kind kind)
+{
+    static const char *const name[KN_LAYOUT_COUNT] = {
+#define ROW(id, name, shown, make) [KN_LAYOUT_##id] = shown,
+        KN_LAYOUTS(ROW)
+#undef ROW
+    };
+    return name[kind];
+}
+
 static int64_t round_up(int64_t n, int64_t to)
 {
     return (n + to - 1) / to * to;

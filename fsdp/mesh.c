@@ -110,8 +110,7 @@ bool kn_ranks_connect(kn_ranks *r, kn_device d, kn_dtype t, kn_dtype sums)
     char *from = m && s ? kn_take(m, (size_t)all, KN_MEM_COMM) : NULL;
     if (!from)
         return false;
-    kn_fill_args zero = { kn_array_make(from, KN_U8, 1, &all), 0, 0 };
-    bool ok = KN_LAUNCH(s, KN_K_FILL, zero) &&
+    bool ok = kn_fill_run(s, from, KN_U8, all, 0) &&
               (!r->reduce || kn_reduce_scatter(r->reduce, from + bytes, NULL, from, EACH, t, t, s,
                                                "connecting")) &&
               (!r->replicate || kn_all_reduce(r->replicate, from + bytes, NULL, from,

@@ -8,7 +8,6 @@
  *   the step   runs on the host, bucket by bucket as gradients come to it (kn_param_source.step)
  *
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_sync_transfers. */
-#include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/store.h"
@@ -55,7 +54,7 @@ const kn_storage *kn_bucket_gather_source(const kn_bucket *b)
 
 kn_stream *kn_bucket_host_stream(const kn_bucket *b)
 {
-    kn_stream *host = b->unit->schedule ? b->unit->schedule->host : NULL;
+    kn_stream *host = b->unit->schedule ? b->unit->schedule->lanes->host : NULL;
     return host ? host : kn_compute_stream(b->memory->device);
 }
 
@@ -66,16 +65,20 @@ static bool is_fresh(const kn_bucket *b)
     return b->away.has_cast && b->away.cast_version == b->master->version;
 }
 
+static bool cast(kn_bucket *b, int64_t at, int64_t n)
+{
+    return kn_copy_run(kn_bucket_host_stream(b),
+                       kn_storage_at(b->away.cast_master, at, b->param_dtype), b->param_dtype,
+                       kn_storage_at(b->master, at, b->master_dtype), b->master_dtype, n);
+}
+
 static bool refresh(kn_bucket *b)
 {
     if (!b->away.cast_master || is_fresh(b))
         return true;
     if (b->away.has_cast && !kn_bucket_sync_transfers(b)) /* an upload may still read it */
         return false;
-    int64_t n = b->layout.shard;
-    kn_copy_args args = { kn_array_make(b->away.cast_master->data, b->param_dtype, 1, &n),
-                          kn_array_make(b->master->data, b->master_dtype, 1, &n) };
-    if (n > 0 && !KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args))
+    if (!cast(b, 0, b->layout.shard))
         return false;
     b->away.cast_version = b->master->version;
     b->away.has_cast = true;
@@ -86,7 +89,7 @@ static bool refresh(kn_bucket *b)
 
 static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *then)
 {
-    kn_stream *s = b->unit->schedule->upload;
+    kn_stream *s = b->unit->schedule->lanes->upload;
     return kn_bucket_wait_for_compute(b, s) && /* bytes are taken and given back in its order */
 
            kn_transfer(s, dst, from->data, from->bytes, KN_TO_DEVICE, true) &&
@@ -102,13 +105,13 @@ bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then)
 bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then)
 {
     return kn_storage_retake(b->away.grad_transfer) &&
-           (!b->has_grad || (kn_event_wait(b->away.downloaded, b->unit->schedule->upload) &&
+           (!b->has_grad || (kn_event_wait(b->away.downloaded, b->unit->schedule->lanes->upload) &&
                              send(b, b->away.grad_transfer->data, b->grad_shard, then)));
 }
 
 bool kn_bucket_download_grad(kn_bucket *b, const kn_storage *from, kn_event *after)
 {
-    kn_stream *s = b->unit->schedule->download;
+    kn_stream *s = b->unit->schedule->lanes->download;
     b->away.download_at = ++b->unit->schedule->downloads;
     return kn_event_wait(after, s) &&
            kn_transfer(s, b->grad_shard->data, from->data, b->grad_shard->bytes, KN_TO_HOST,
@@ -172,13 +175,8 @@ bool kn_bucket_casts(const kn_bucket *b)
 
 bool kn_bucket_cast_part(kn_bucket *b, const kn_param *p)
 {
-    int64_t n = kn_numel(p->master), at = p->master->offset;
-    kn_copy_args args = { kn_array_make(kn_storage_at(b->away.cast_master, at, b->param_dtype),
-                                        b->param_dtype, 1, &n),
-                          kn_array_make(kn_storage_at(b->master, at, b->master_dtype),
-                                        b->master_dtype, 1, &n) };
     b->away.cast_version++; /* as the step raises the master's */
-    return n == 0 || KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args);
+    return cast(b, p->master->offset, kn_numel(p->master));
 }
 
 /* Returns whether any of what the step touches is in a store. */

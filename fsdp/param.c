@@ -31,12 +31,8 @@ static kn_tensor *grad(const kn_param *p)
     kn_bucket *b = (kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
-    if (b->unit->summoned)
-        return kn_fail_null(
-            "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
-            "now; end the scope first",
-            kn_unit_name(b->unit));
-    if (!b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
+    if (!kn_unit_closed(b->unit, kn_unit_name(b->unit), "fsdp: a step or clipping") ||
+        !b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
         !kn_unit_finish_reduce(b->unit, KN_WHY("its gradients are read")))
         return NULL;
     return own->grad_part;
@@ -140,10 +136,8 @@ void kn_bucket_drop_grads(kn_bucket *b)
 
 static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 {
-    if (!s || s->released || n == 0)
-        return true;
-    kn_fill_args args = { kn_array_make(kn_storage_at(s, at, t), t, 1, &n), 0, 0 };
-    return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
+    return !s || s->released ||
+           kn_fill_run(kn_compute_stream(s->device), kn_storage_at(s, at, t), t, n, 0);
 }
 
 static bool has_any(const kn_bucket_param *p)

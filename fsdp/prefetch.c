@@ -3,24 +3,6 @@
  * before, where evaluations follow evaluations: a wrong guess there costs memory until the
  * forward's end, never correctness. At most .max_gathers units are gathered ahead of their use. */
 #include "fsdp/schedule.h"
-#include "kernels/memory_internal.h"
-
-bool kn_units_add(kn_unit_list *l, kn_unit *u)
-{
-    if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof(kn_unit *)))
-        return false;
-    l->list[l->count++] = u;
-    return true;
-}
-
-void kn_units_remove(kn_unit_list *l, const kn_unit *u)
-{
-    int left = 0;
-    for (int i = 0; i < l->count; i++)
-        if (l->list[i] != u)
-            l->list[left++] = l->list[i];
-    l->count = left;
-}
 
 void kn_prefetch_begin(kn_unit *u)
 {

@@ -7,16 +7,6 @@
 #include "fsdp/kinds.h"
 #include "fsdp/unit.h"
 
-const char *kn_layout_name(kn_layout_kind kind)
-{
-    static const char *const name[KN_LAYOUT_COUNT] = {
-#define ROW(id, name, shown, make) [KN_LAYOUT_##id] = shown,
-        KN_LAYOUTS(ROW)
-#undef ROW
-    };
-    return name[kind];
-}
-
 bool kn_fsdp_is_unit(const void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_fsdp_is_unit");

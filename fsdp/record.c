@@ -37,10 +37,10 @@ static bool clock_ahead(kn_comm *c, double *ahead)
     for (int i = 0; i < ROUNDS && ok; i++) {
         memset(begun, 0, (size_t)(2 * n) * sizeof *begun);
         begun[me] = (int64_t)(1e9 * kn_now());
-        ok = kn_all_reduce_i64(c, begun, n, kn_compute_stream(KN_CPU), "clocks of ranks");
+        ok = kn_hosts_sum(c, begun, n, "clocks of ranks");
         const int64_t now = (int64_t)(1e9 * kn_now());
         over[me] = now;
-        ok = ok && kn_all_reduce_i64(c, over, n, kn_compute_stream(KN_CPU), "clocks of ranks");
+        ok = ok && kn_hosts_sum(c, over, n, "clocks of ranks");
         high = fmin(high, (double)(now - begun[0]));
         low = fmax(low, (double)(begun[me] - over[0]));
     }
@@ -136,8 +136,7 @@ static bool write_live(FILE *f, kn_comm *c)
     int64_t *live = kn_host_calloc((size_t)n * KN_MEM_COUNT, sizeof *live);
     if (live)
         memcpy(live + me * KN_MEM_COUNT, now.live, sizeof now.live);
-    const bool ok = live && kn_all_reduce_i64(c, live, (int64_t)n * KN_MEM_COUNT,
-                                              kn_compute_stream(KN_CPU), "bytes of ranks");
+    const bool ok = live && kn_hosts_sum(c, live, (int64_t)n * KN_MEM_COUNT, "bytes of ranks");
     for (int r = 0; r < n && ok; r++) {
         fputs(r ? ", {" : "{", f);
         for (int i = 0; i < KN_MEM_COUNT; i++)
@@ -240,7 +239,7 @@ bool kn_record_start_(void *module, const char *path, kn_record_options o)
     }
     r->comm = comm;
     int64_t zero = (int64_t)(1e9 * kn_now() - ahead); /* by the clock of rank 0 */
-    if (!kn_broadcast(comm, &zero, sizeof zero, 0, kn_compute_stream(KN_CPU), "clocks of ranks")) {
+    if (!kn_hosts_broadcast(comm, &zero, sizeof zero, 0, "clocks of ranks")) {
         recording_free(r);
         return false;
     }

@@ -7,11 +7,8 @@
 
 static bool zero(kn_bucket *b, int64_t from, int64_t to)
 {
-    int64_t n = to - from;
-    kn_fill_args args = {
-        kn_array_make(kn_storage_at(b->grad, from, b->reduce_dtype), b->reduce_dtype, 1, &n), 0, 0
-    };
-    return n <= 0 || KN_LAUNCH(kn_bucket_compute_stream(b), KN_K_FILL, args);
+    return kn_fill_run(kn_bucket_compute_stream(b), kn_storage_at(b->grad, from, b->reduce_dtype),
+                       b->reduce_dtype, to - from, 0);
 }
 
 /* Zeroes what no gradient came for: gaps between parameters, unused parameters, the padded end. */
@@ -141,8 +138,7 @@ static bool prepare(kn_bucket *b, kn_stream *s, bool all_reduce, kn_grad_reducti
             return false;
         src = b->reduce_stage->data;
         int64_t n = b->layout.shard * b->shards; /* the padding takes part in the sums */
-        kn_fill_args blank = { kn_array_make(src, b->reduce_dtype, 1, &n), 0, 0 };
-        if (!KN_LAUNCH(s, KN_K_FILL, blank) ||
+        if (!kn_fill_run(s, src, b->reduce_dtype, n, 0) ||
             !kn_bucket_rearrange(b, s, src, b->grad->data, b->reduce_dtype, false))
             return false;
     }
@@ -381,7 +377,7 @@ static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
         if (!kn_storage_retake(b->grad) || !zero(b, 0, b->layout.full_numel))
             return false;
     }
-    kn_stream *s = b->unit->schedule->reduce;
+    kn_stream *s = b->unit->schedule->lanes->reduce;
     if (may_swap(b))
         return pass_on(b, s);
     return kn_bucket_wait_for_compute(b, s) &&

@@ -289,10 +289,9 @@ static bool replay(kn_replay *r)
 static bool vote(const kn_replay *r, int64_t may[2])
 {
     const kn_unit *u = some_unit(r);
-    if (!u || u->size == 1)
+    if (!u)
         return true;
-    if (!kn_all_reduce_i64(u->comm, may, 2, kn_compute_stream(KN_CPU),
-                           "whether a step is recorded or replayed"))
+    if (!kn_hosts_sum(u->comm, may, 2, "whether a step is recorded or replayed"))
         return false;
     may[0] = may[0] == u->size;
     may[1] = may[1] == u->size;

@@ -57,10 +57,8 @@ typedef struct kn_lanes {
 
 struct kn_schedule_state {
     kn_unit *root;
-    kn_comm *comm;
     kn_comm *tables; /* of tables whose gradients stay rows; NULL: there are none */
     kn_lanes *lanes;
-    kn_stream *gather, *reduce, *upload, *download, *host; /* of the lanes */
     bool inline_reduce; /* a reduction is over before the next unit computes */
     kn_unit *outermost; /* whose call runs in no other unit's, or whose group's goes on; or NULL */
     bool recording;     /* the running forward is one that a backward follows */

@@ -68,6 +68,12 @@ static bool add_below(summoned *s, kn_module_impl *m)
     return true;
 }
 
+bool kn_unit_closed(const kn_unit *u, const char *name, const char *what)
+{
+    return !u->summoned ||
+           kn_fail("%s: '%s' is summoned; end the scope first (kn_summon_end)", what, name);
+}
+
 static bool may_summon(const kn_unit *u)
 {
     kn_forward_close(u->schedule);

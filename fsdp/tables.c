@@ -8,11 +8,7 @@
 static kn_tensor *grad(const kn_param *p)
 {
     const kn_unit *u = ((const kn_bucket *)p->source)->unit;
-    if (!u->summoned)
-        return kn_table_grad(p);
-    return kn_fail_null("fsdp: the parameters of unit '%s' are summoned, so they can't be stepped "
-                        "or clipped now; end the scope first",
-                        kn_unit_name(u));
+    return kn_unit_closed(u, kn_unit_name(u), "fsdp: a step or clipping") ? kn_table_grad(p) : NULL;
 }
 
 static const char *held_back(const kn_param *p)

@@ -48,10 +48,8 @@ static bool may_come(const kn_unit *u)
         return kn_fail("fsdp: backward reached unit '%s', which has had no forward since it was "
                        "wrapped; call the wrapped module, then kn_backward on its result",
                        kn_unit_name(u));
-    if (u->summoned)
-        return kn_fail("fsdp: backward reached unit '%s' while its parameters are summoned; call "
-                       "kn_summon_end first",
-                       kn_unit_name(u));
+    if (!kn_unit_closed(u, kn_unit_name(u), "fsdp: a backward"))
+        return false;
     const kn_unit *out = u->schedule->outermost; /* of the forward that runs */
     out = out && out->calls > 0 ? out : u;
     return out->state != KN_UNIT_FORWARD ||

@@ -1,6 +1,6 @@
 /* fsdp/undo.c: a kn_fsdp_wrap that is refused leaves the tree as it was: parameters, buffers and
  * modules are noted before the first unit is made, and turned back where the last one isn't. So the
- * bytes that parameters had stay until the call is over. At the end: how a unit goes. */
+ * bytes that parameters had stay until the call is over. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include "kernels/memory_internal.h"
@@ -144,53 +144,4 @@ void kn_undo_end(kn_undo *u, bool done)
     kn_host_free(u->list);
     kn_host_free(u->recompute);
     kn_host_free(u);
-}
-
-/* ---- the end of a unit ---------------------------------------------------------------------- */
-
-void kn_unit_free(void *unit)
-{
-    kn_unit *u = unit;
-    if (!u)
-        return;
-    kn_live_end(&u->live, "unit", "kn_module_free");
-    kn_summon_forget(u);
-    kn_schedule_free(u->schedule); /* which speaks of all its units */
-    for (int i = 0; i < u->buckets; i++)
-        kn_bucket_free(u->bucket[i]);
-    kn_passes_free(&u->open);
-    kn_group_end(u->group);
-    kn_host_free(u->bucket);
-    kn_host_free(u->module);
-    kn_host_free(u->next_forward.list);
-    kn_host_free(u->next_backward.list);
-    kn_host_free(u);
-}
-
-/* Units of the tree gather the one that goes ahead of its use no more. */
-static void forget_unit(kn_module_impl *top, const kn_unit *gone)
-{
-    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
-        kn_unit *u = kn_unit_of(m);
-        if (!u)
-            continue;
-        kn_units_remove(&u->next_forward, gone);
-        kn_units_remove(&u->next_backward, gone);
-    }
-}
-
-void kn_unit_leave(void *unit, kn_module_impl *m)
-{
-    kn_unit *u = unit;
-    int left = 0;
-    if (u->schedule) /* what runs still reads the unit's bytes and m's path */
-        kn_lanes_sync(u->schedule->lanes);
-    for (int i = 0; i < u->modules; i++)
-        if (u->module[i] != m)
-            u->module[left++] = u->module[i];
-    u->modules = left;
-    if (left > 0)
-        return;
-    forget_unit(kn_impl_root(m), u);
-    kn_unit_free(u);
 }

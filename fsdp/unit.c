@@ -1,6 +1,24 @@
-/* fsdp/unit.c: facts about a unit. */
+/* fsdp/unit.c: units in lists and in trees of modules, and facts about one. */
 #include "fsdp/kinds.h"
 #include "fsdp/unit.h"
+#include "kernels/memory_internal.h"
+
+bool kn_units_add(kn_unit_list *l, kn_unit *u)
+{
+    if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof(kn_unit *)))
+        return false;
+    l->list[l->count++] = u;
+    return true;
+}
+
+void kn_units_remove(kn_unit_list *l, const kn_unit *u)
+{
+    int left = 0;
+    for (int i = 0; i < l->count; i++)
+        if (l->list[i] != u)
+            l->list[left++] = l->list[i];
+    l->count = left;
+}
 
 bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
 {

@@ -44,7 +44,6 @@ struct kn_unit {
     int modules;
     kn_comm *comm;
     kn_fsdp_wrap_options options; /* borrowed strings are NULL */
-    kn_device master_device;      /* where masters and gradient shards lie */
     int rank, size;               /* of comm */
     kn_bucket **bucket;
     int buckets;
@@ -112,15 +111,6 @@ bool kn_unit_gather(kn_unit *u, kn_cause why);  /* both */
 bool kn_unit_reshard(kn_unit *u, kn_cause why); /* releases whole parameters, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u, kn_cause why); /* as strategy and options say */
 bool kn_unit_reshard_after_backward(kn_unit *u, kn_cause why);
-/* access.c. The master of b's parameter number index was written: a graph that used it must not go
- * on, others may. */
-void kn_bucket_written(kn_bucket *b, int index);
-/* access.c. The master of b's parameter number index was written (-1: all were), past the schedule:
- * gathered values are out of date, and a graph that used them must not go on. */
-bool kn_bucket_drop_gathered(kn_bucket *b, int index);
-/* access.c. shard, cut as b's parameter number index (row above 1: with an element for each row of
- * so many): its whole, into host memory of every rank. Collective. */
-bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *shard, void *host);
 /* The unit is there for its backward; not where its backward needs no parameters. */
 bool kn_unit_unshard_in_backward(kn_unit *u, kn_cause why);
 /* Issues the reduction of the gradients. Where .max_reductions run, the oldest is done first. */
@@ -148,7 +138,9 @@ double kn_unit_divisor(const kn_unit *u);
 /* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
 bool kn_unit_set_reshard(kn_unit *u, int value);
 void kn_unit_free(void *unit);
-/* summon.c: u is being freed; an open scope goes on without it, and what was changed there is
+/* summon.c: u isn't summoned; else false with an error in the name of what, about name. */
+bool kn_unit_closed(const kn_unit *u, const char *name, const char *what);
+/* u is being freed; an open scope goes on without it, and what was changed there is
  * lost. */
 void kn_summon_forget(kn_unit *u);
 /* Takes a reference to the unit from one of its modules (a group has several). */

@@ -40,23 +40,23 @@ static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_ca
 
 /* ---- verbs ----------------------------------------------------------------------------------- */
 
-/* Bytes of whole parameters that no gather was issued for. */
-static int64_t away_bytes(const kn_unit *u)
+enum { AWAY = 1 << KN_SHARDED | 1 << KN_SLICED };
+
+/* Bytes of u's whole parameters that are in one of these states (1 << kn_residency). */
+static int64_t bytes_in(const kn_unit *u, int states)
 {
     int64_t bytes = 0;
-    for (int i = 0; i < u->buckets; i++) {
-        kn_residency r = u->bucket[i]->residency;
-        if (r != KN_GATHERING && r != KN_UNSHARDED)
+    for (int i = 0; i < u->buckets; i++)
+        if (states & 1 << u->bucket[i]->residency)
             bytes += kn_bucket_gathered_bytes(u->bucket[i]);
-    }
     return bytes;
 }
 
 bool kn_unit_unshard(kn_unit *u, kn_cause why)
 {
-    int64_t away = away_bytes(u);
+    int64_t away = bytes_in(u, AWAY);
     kn_buckets_unshard(u->bucket, u->buckets);
-    emit(u, KN_FSDP_GATHER, away - away_bytes(u), why);
+    emit(u, KN_FSDP_GATHER, away - bytes_in(u, AWAY), why);
     return kn_ok();
 }
 
@@ -69,14 +69,10 @@ static void not_ahead(kn_unit *u)
 
 bool kn_unit_wait(kn_unit *u, kn_cause why)
 {
-    int64_t gathered = 0;
-    for (int i = 0; i < u->buckets; i++) {
-        kn_residency before = u->bucket[i]->residency;
+    int64_t gathered = bytes_in(u, 1 << KN_GATHERING);
+    for (int i = 0; i < u->buckets; i++)
         if (!kn_bucket_wait(u->bucket[i]))
             return false;
-        if (u->bucket[i]->residency != before)
-            gathered += kn_bucket_gathered_bytes(u->bucket[i]);
-    }
     not_ahead(u);
     emit(u, KN_FSDP_GATHERED, gathered, why);
     return kn_ok();
@@ -95,16 +91,12 @@ bool kn_unit_unshard_in_backward(kn_unit *u, kn_cause why)
 static bool reshard(kn_unit *u, int keep, kn_cause why)
 {
     bool ok = true;
-    int64_t released = 0;
     kn_unit_wait(u, why); /* what was gathered in vain arrives, too */
-    for (int i = 0; i < u->buckets; i++) {
-        kn_residency before = u->bucket[i]->residency;
+    int64_t away = bytes_in(u, AWAY);
+    for (int i = 0; i < u->buckets; i++)
         ok = kn_bucket_reshard(u->bucket[i], keep) && ok;
-        if (u->bucket[i]->residency != before)
-            released += kn_bucket_gathered_bytes(u->bucket[i]);
-    }
     not_ahead(u); /* also where an error kept it from arriving */
-    emit(u, KN_FSDP_RELEASE, released, why);
+    emit(u, KN_FSDP_RELEASE, bytes_in(u, AWAY) - away, why);
     return ok;
 }
 

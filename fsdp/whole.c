@@ -23,12 +23,7 @@ static kn_stream *stream_of(const kn_whole *w)
 static bool move(const kn_whole *w, void *dst, kn_device to, const void *src, kn_device from,
                  size_t bytes)
 {
-    kn_device device = to == KN_CPU ? from : to;
-    if (device == KN_CPU) {
-        memcpy(dst, src, bytes);
-        return true;
-    }
-    kn_stream *s = kn_compute_stream(device);
+    kn_stream *s = kn_compute_stream(to == KN_CPU ? from : to);
     kn_way way = to == from ? KN_WITHIN : to == KN_CPU ? KN_TO_HOST : KN_TO_DEVICE;
     return kn_transfer(s, dst, src, bytes, way, false) && (w->place != KN_CPU || kn_stream_sync(s));
 }
@@ -189,9 +184,7 @@ bool kn_whole_write_back(const kn_whole *w)
                write_side(w, (sides){ w->grads, b->grad_shard, b->grad_dtype, true }, changed)) &&
               memset(changed, 0, (size_t)b->params * sizeof *changed) &&
               write_side(w, (sides){ w->values, b->master, b->master_dtype, false }, changed);
-    if (ok && b->unit->size > 1)
-        ok = kn_all_reduce_max(b->unit->comm, changed, b->params, kn_compute_stream(KN_CPU),
-                               kn_unit_name(b->unit));
+    ok = ok && kn_hosts_max(b->unit->comm, changed, b->params, kn_unit_name(b->unit));
     for (int i = 0; ok && i < b->params; i++)
         if (changed[i] > 0)
             kn_bucket_written(b, i);

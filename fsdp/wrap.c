@@ -348,8 +348,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
         o->device = find_device(module[i]);
     if (!kn_wrap_agrees(module, n, o, comm))
         return false;
-    if (o->sync_from_rank0 && kn_comm_size(comm) > 1 && /* the others may have declared on meta */
-        !kn_broadcast(comm, &o->device, sizeof o->device, 0, kn_compute_stream(KN_CPU), "device"))
+    if (o->sync_from_rank0 && /* the others may have declared on meta */
+        !kn_hosts_broadcast(comm, &o->device, sizeof o->device, 0, "device"))
         return false;
     if (!complete(o, comm))
         return false;

@@ -233,6 +233,21 @@ bool kn_event_done(kn_event *e)
            e->table->event_done(e);
 }
 
+/* ---- runs of elements ------------------------------------------------------------------------ */
+
+bool kn_copy_run(kn_stream *s, void *dst, kn_dtype to, const void *src, kn_dtype from, int64_t n)
+{
+    kn_copy_args args = { kn_array_make(dst, to, 1, &n),
+                          kn_array_make((void *)(uintptr_t)src, from, 1, &n) };
+    return n <= 0 || KN_LAUNCH(s, KN_K_COPY, args);
+}
+
+bool kn_fill_run(kn_stream *s, void *dst, kn_dtype t, int64_t n, double value)
+{
+    kn_fill_args args = { kn_array_make(dst, t, 1, &n), value, 0 };
+    return n <= 0 || KN_LAUNCH(s, KN_K_FILL, args);
+}
+
 /* ---- bytes between host and device ------------------------------------------------------- */
 
 bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held)
@@ -248,8 +263,5 @@ bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way 
                        bytes);
     if (s->table->transfer)
         return s->table->transfer(s, dst, src, bytes, way, held);
-    int64_t n = (int64_t)bytes;
-    kn_copy_args args = { kn_array_make(dst, KN_U8, 1, &n),
-                          kn_array_make((void *)(uintptr_t)src, KN_U8, 1, &n) };
-    return kn_launch(s, KN_K_COPY, &args, sizeof args);
+    return kn_copy_run(s, dst, KN_U8, src, KN_U8, (int64_t)bytes);
 }

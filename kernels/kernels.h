@@ -419,6 +419,10 @@ KN_API bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
 #define KN_LAUNCH(stream, kernel, ...)                                                             \
     kn_launch((stream), (kernel), &(__VA_ARGS__), sizeof(__VA_ARGS__))
 
+/* dst = src in dst's dtype, dst = value: of n elements that lie one after the other. */
+bool kn_copy_run(kn_stream *s, void *dst, kn_dtype to, const void *src, kn_dtype from, int64_t n);
+bool kn_fill_run(kn_stream *s, void *dst, kn_dtype t, int64_t n, double value);
+
 /* The cost of a call: floating point operations and bytes that must move. */
 typedef struct kn_cost {
     double flops, bytes;

@@ -242,11 +242,6 @@ static bool countable(const kn_context *c, kn_mem_category category, int64_t byt
 /* The address for 0 bytes: never read, never given back. */
 static _Alignas(KN_ALIGN) char nothing[KN_ALIGN];
 
-static int64_t rounded(size_t bytes)
-{
-    return (int64_t)((bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN);
-}
-
 /* Pinned bytes are in no total, so the trace has them as the host's. */
 static void trace_bytes(kn_trace_kind kind, kn_mem_category category, bool pinned, int64_t bytes,
                         int64_t live, const char *owner)
@@ -268,15 +263,15 @@ void *kn_take_for(kn_memory *m, size_t bytes, kn_mem_category category, const ch
     if (bytes == 0)
         return nothing;
     bool fits = bytes < (size_t)INT64_MAX / 2 && !fault_is_due();
-    if (fits && !countable(c, category, rounded(bytes)))
+    if (fits && !countable(c, category, (int64_t)KN_ALIGNED(bytes)))
         return NULL;
     if (fits && c->memory_limit > 0 && is_memory(category) && !m->pinned)
-        fits = atomic_load(&c->live_total) + rounded(bytes) <= c->memory_limit;
+        fits = atomic_load(&c->live_total) + (int64_t)KN_ALIGNED(bytes) <= c->memory_limit;
     if (fits)
-        p = m->take(m, (size_t)rounded(bytes));
+        p = m->take(m, KN_ALIGNED(bytes));
     if (p) {
-        const int64_t live = enter(c, category, m->pinned, rounded(bytes));
-        trace_bytes(KN_TRACE_TAKE, category, m->pinned, rounded(bytes), live, owner);
+        const int64_t live = enter(c, category, m->pinned, (int64_t)KN_ALIGNED(bytes));
+        trace_bytes(KN_TRACE_TAKE, category, m->pinned, (int64_t)KN_ALIGNED(bytes), live, owner);
     } else {
         fail_take(m, c, bytes, category);
     }
@@ -298,7 +293,7 @@ void kn_give_of(kn_memory *m, void *p, size_t bytes, kn_mem_category category, c
     if (!p || bytes == 0)
         return;
     bool on_host = m->pinned; /* m may end with its last bytes */
-    m->give(m, p, (size_t)rounded(bytes));
-    const int64_t live = leave(kn_context_get(), category, on_host, rounded(bytes));
-    trace_bytes(KN_TRACE_GIVE, category, on_host, rounded(bytes), live, owner);
+    m->give(m, p, KN_ALIGNED(bytes));
+    const int64_t live = leave(kn_context_get(), category, on_host, (int64_t)KN_ALIGNED(bytes));
+    trace_bytes(KN_TRACE_GIVE, category, on_host, (int64_t)KN_ALIGNED(bytes), live, owner);
 }

@@ -53,7 +53,8 @@ KN_API void kn_ledger_reset_peaks(void); /* peak = live */
 
 /* ---- bytes of tensors ------------------------------------------------------------------------ */
 
-#define KN_ALIGN 64 /* bytes: alignment and rounding of every tensor allocation */
+#define KN_ALIGN          64 /* bytes: alignment and rounding of every tensor allocation */
+#define KN_ALIGNED(bytes) (((bytes) + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN)
 
 /* A source of bytes: the device's pool, a communicator's shared memory, a mapped file. take returns
  * NULL when there is none left; size passed to give is the one passed to take. */

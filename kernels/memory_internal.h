@@ -13,4 +13,10 @@ bool kn_host_grow(void *list, int64_t *room, int64_t count, size_t size);
 void *kn_take_for(kn_memory *m, size_t bytes, kn_mem_category category, const char *owner);
 void kn_give_of(kn_memory *m, void *p, size_t bytes, kn_mem_category category, const char *owner);
 
+/* Size classes of pools, eight a power of two (cpu/memory.c): the smallest of blocks that hold so
+ * many bytes, above 0; and the bytes of its blocks. Class c < 8 holds (c + 1) * 64 bytes; then with
+ * k = c / 8 - 1 and j = c % 8, class c holds (9 + j) * 64 * 2^k bytes. */
+int kn_size_class(size_t bytes);
+size_t kn_class_size(int c);
+
 #endif

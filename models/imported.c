@@ -156,8 +156,7 @@ static bool settle_head(kn_imported *x)
     if (kn_rank(x->comm) == 0) /* the others needn't read it */
         differs = differ(x->files, head, embedding);
     if (!kn_agree(x->comm, differs >= 0) ||
-        !kn_broadcast(x->comm, &differs, sizeof differs, 0, kn_compute_stream(KN_CPU),
-                      "head of a model"))
+        !kn_hosts_broadcast(x->comm, &differs, sizeof differs, 0, "head of a model"))
         return false;
     if (!differs)
         return true;
@@ -209,9 +208,8 @@ kn_imported *kn_import_open_(const char *path, kn_import_open_options o)
     }
     /* rank 0 says what path is, since a run may change it meanwhile */
     int32_t saved = x && kn_rank(comm) == 0 && kn_run_folder_has_checkpoint(path);
-    bool ok =
-        kn_agree(comm, x && kn_ok()) &&
-        kn_broadcast(comm, &saved, sizeof saved, 0, kn_compute_stream(KN_CPU), "kind of a model");
+    bool ok = kn_agree(comm, x && kn_ok()) &&
+              kn_hosts_broadcast(comm, &saved, sizeof saved, 0, "kind of a model");
     if (ok && !saved)
         x->format = kn_file_format_of(x->dir);
     ok = ok && kn_agree(comm, !kn_ok()    ? false

@@ -268,7 +268,7 @@ static bool same_model(kn_pretrained *p, const char *path)
     first = sum ^= kn_checksum_end(&c);
     kn_host_free(text);
     return kn_agree(p->comm, seen) &&
-           kn_broadcast(p->comm, &first, sizeof first, 0, kn_compute_stream(KN_CPU), "the model") &&
+           kn_hosts_broadcast(p->comm, &first, sizeof first, 0, "the model") &&
            kn_agree(p->comm, first == sum || kn_fail("%s: rank 0 opened another model there than "
                                                      "rank %d; if an export replaced it meanwhile, "
                                                      "open it again",
@@ -314,8 +314,7 @@ static bool open_any(kn_pretrained *p, const char *path, const char *model)
 {
     int32_t is = kn_rank(p->comm) == 0 ? (int32_t)kind_of(path) : 0;
     if (!kn_agree(p->comm, kn_ok()) ||
-        (kn_comm_size(p->comm) > 1 &&
-         !kn_broadcast(p->comm, &is, sizeof is, 0, kn_compute_stream(KN_CPU), "the model's kind")))
+        !kn_hosts_broadcast(p->comm, &is, sizeof is, 0, "the model's kind"))
         return false;
     return is == CHECKPOINT     ? open_checkpoint(p, path, model)
            : is == FOLDER       ? open_folder(p, path, model)

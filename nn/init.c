@@ -152,6 +152,5 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
     if (!fill(init, seed, name, dst, start) || n <= 0)
         return kn_ok();
     all.data = (char *)all.data + (size_t)(from - start) * kn_dtype_size(all.dtype);
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_FILL,
-                     ((kn_fill_args){ kn_array_make(all.data, all.dtype, 1, &n), 0, 0 }));
+    return kn_fill_run(kn_compute_stream(kn_device_of(dst)), all.data, all.dtype, n, 0);
 }

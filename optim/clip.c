@@ -351,7 +351,7 @@ static bool clamp_clipped(kn_module_impl *m, double value)
     bool ok = c->value > 0
                   ? KN_LAUNCH(s, KN_K_UNARY,
                               ((kn_unary_args){ limit, limit, KN_CLAMP, -INFINITY, value }))
-                  : KN_LAUNCH(s, KN_K_FILL, ((kn_fill_args){ limit, value, 0 }));
+                  : kn_fill_run(s, limit.data, KN_F64, 1, value);
     if (ok)
         c->value = c->value > 0 ? fmin(c->value, value) : value;
     return ok;
@@ -411,10 +411,9 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     kn_tensor *first = kn_empty(KN_I64, kn_device_of(c->norms[c->clipped_last]), KN_SCALAR);
     if (!first)
         return NULL;
-    kn_copy_args args = { .dst = kn_array_of(first),
-                          .src = kn_array_make(&kn_norms_of(c, c->clipped_last)->first, KN_I64, 0,
-                                               NULL) };
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(first)), KN_K_COPY, args) ? first : NULL;
+    const int64_t *found = &kn_norms_of(c, c->clipped_last)->first;
+    kn_stream *s = kn_compute_stream(kn_device_of(first));
+    return kn_copy_run(s, kn_array_of(first).data, KN_I64, found, KN_I64, 1) ? first : NULL;
 }
 
 /* *first = the lowest number of a parameter whose gradient isn't finite on some rank, -1 if all are

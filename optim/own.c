@@ -65,9 +65,8 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
     of_states.count = states;
     for (int k = 0; k <= KN_OPTIM_STATES && narrow && ok; k++)
         ok = !now[k] || kn_piece_write(d, step, k ? &of_states : q, k, now[k]);
-    kn_copy_args rounded = { .dst = kn_array_make(q->out, q->out_dtype, 1, &q->count),
-                             .src = kn_array_make(q->param, q->param_dtype, 1, &q->count) };
-    return ok && (!q->out || KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, rounded));
+    return ok && (!q->out || kn_copy_run(kn_compute_stream(d), q->out, q->out_dtype, q->param,
+                                         q->param_dtype, q->count));
 }
 
 /* The step's number, and whether a scaler skips it; waits for the device. */

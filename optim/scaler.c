@@ -132,11 +132,10 @@ static bool carry(kn_scaler *s)
         return kn_ok();
     if (!renew_carried(s))
         return false;
-    kn_copy_args copy = { .dst = kn_array_make(kn_array_of(s->carried).data, KN_F32, 0, NULL),
-                          .src = kn_array_make(kn_array_of(s->state).data, KN_F64, 0, NULL) };
     s->moved = false;
     s->carried->storage->version++;
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(s->state)), KN_K_COPY, copy);
+    return kn_copy_run(kn_compute_stream(kn_device_of(s->state)), kn_array_of(s->carried).data,
+                       KN_F32, kn_array_of(s->state).data, KN_F64, 1);
 }
 
 /* ---- scaling --------------------------------------------------------------------------------- */

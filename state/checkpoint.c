@@ -96,11 +96,10 @@ static bool prepare(kn_saving *s, const kn_checkpoint_save_options *o)
 /* All ranks learn where the folder is, and the save's id. */
 static bool share(kn_saving *s, kn_comm *comm)
 {
-    kn_stream *host = kn_compute_stream(KN_CPU);
-    return kn_ok() && (kn_comm_size(comm) == 1 ||
-                       (kn_broadcast(comm, &s->place.path, sizeof s->place.path, 0, host,
-                                     "checkpoint's folder") &&
-                        kn_broadcast(comm, s->id, sizeof s->id, 0, host, "checkpoint's id")));
+    return kn_ok() &&
+           kn_hosts_broadcast(comm, &s->place.path, sizeof s->place.path, 0,
+                              "checkpoint's folder") &&
+           kn_hosts_broadcast(comm, s->id, sizeof s->id, 0, "checkpoint's id");
 }
 
 /* Lists what this rank writes; then writes it. */
@@ -128,8 +127,7 @@ static bool save_now(kn_saving *s, void *module, const kn_checkpoint_save_option
 static bool on_any(kn_comm *comm, bool it)
 {
     float word = it;
-    if (kn_comm_size(comm) > 1)
-        kn_all_reduce_max(comm, &word, 1, kn_compute_stream(KN_CPU), "checkpoint");
+    kn_hosts_max(comm, &word, 1, "checkpoint");
     return word != 0;
 }
 
@@ -306,6 +304,6 @@ int64_t kn_checkpoint_copy_bytes_(void *module, kn_checkpoint_save_options o)
     bool ok = kn_ok() && kn_checkpoint_list(&e, &models, &ranks, module, comm, &o);
     for (int i = 0; ok && i < e.count; i++)
         if (e.list[i].saver)
-            bytes += (int64_t)kn_saving_room(kn_entry_part_bytes(&e.list[i]));
+            bytes += (int64_t)KN_ALIGNED(kn_entry_part_bytes(&e.list[i]));
     return kn_entries_end(&e) && ok ? bytes : -1;
 }

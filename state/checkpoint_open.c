@@ -195,12 +195,11 @@ static bool compare(kn_comm *comm, bool ok, failure *f, bool *failed)
     const int ranks = kn_comm_size(comm);
     const int place = ranks - kn_rank(comm) + (kn_is_passing(f->number) ? ranks : 0);
     float who = ok ? 0 : (float)place;
-    if (ranks > 1 && !kn_all_reduce_max(comm, &who, 1, kn_compute_stream(KN_CPU), "checkpoint"))
+    if (!kn_hosts_max(comm, &who, 1, "checkpoint"))
         return false;
     *failed = who > 0;
     const int from = ranks - ((int)who > ranks ? (int)who - ranks : (int)who);
-    return !*failed || ranks == 1 ||
-           kn_broadcast(comm, f, sizeof *f, from, kn_compute_stream(KN_CPU), "checkpoint");
+    return !*failed || kn_hosts_broadcast(comm, f, sizeof *f, from, "checkpoint");
 }
 
 /* One attempt. *done: opened on all ranks. False with an error. */
@@ -212,8 +211,7 @@ static bool attempt(kn_checkpoint *c, search *s, bool *done)
     bool first = kn_rank(c->comm) == 0, failed;
     if (first && (!choose(s, &it, &one) || (!it.dir[0] && !give_up(s))))
         return false;
-    if (kn_comm_size(c->comm) > 1 &&
-        !kn_broadcast(c->comm, &it, sizeof it, 0, kn_compute_stream(KN_CPU), "checkpoint"))
+    if (!kn_hosts_broadcast(c->comm, &it, sizeof it, 0, "checkpoint"))
         return false;
     bool ok = try_one(c, &it, s->checks, &f);
     if (!compare(c->comm, ok, &f, &failed))

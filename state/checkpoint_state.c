@@ -210,8 +210,7 @@ bool kn_checkpoint_state(kn_saving *s, const kn_checkpoint_save_options *o, cons
 {
     float gives[2] = { o->own != NULL, o->own == NULL };
     json_t *own = NULL;
-    if (kn_comm_size(o->comm) > 1 &&
-        !kn_all_reduce_max(o->comm, gives, 2, kn_compute_stream(KN_CPU), "checkpoint"))
+    if (!kn_hosts_max(o->comm, gives, 2, "checkpoint"))
         return false;
     if (gives[0] > 0 && gives[1] > 0)
         return kn_fail("kn_checkpoint_save: some ranks give .own and others don't");

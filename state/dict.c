@@ -101,12 +101,8 @@ kn_tensor *kn_state_tensor_new(kn_dtype dtype, int ndim, const int64_t *shape)
 
 bool kn_state_convert(void *to, kn_dtype to_dtype, const void *from, kn_dtype from_dtype, int64_t n)
 {
-    if (n == 0)
-        return true;
     kn_stream *s = kn_compute_stream(KN_CPU);
-    const kn_copy_args args = { .dst = kn_array_make(to, to_dtype, 1, &n),
-                                .src = kn_array_make((void *)from, from_dtype, 1, &n) };
-    return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s);
+    return kn_copy_run(s, to, to_dtype, from, from_dtype, n) && kn_stream_sync(s);
 }
 
 kn_state *kn_state_new(void)

@@ -145,10 +145,8 @@ static bool add_param(kn_entries *all, const kn_param *p, kn_tensor *tensor, kn_
     if ((b && all->outside) || !kn_entries_want(all, name) ||
         !find_group(all, p, b, group, sizeof group))
         return kn_ok();
-    if (b && b->unit->summoned)
-        return kn_fail("state: '%s' is summoned, and its whole values may be others than those of "
-                       "the shards; end the scope first",
-                       p->name);
+    if (b && !kn_unit_closed(b->unit, p->name, "state"))
+        return false;
     e.dtype = kn_dtype_of(tensor ? tensor : all->declared && !p->master ? p->tensor : p->master);
     e.bucket = b;
     e.ndim = e.row ? 1 : kn_ndim(p->tensor);

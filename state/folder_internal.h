@@ -3,6 +3,7 @@
 #ifndef KNAP_STATE_FOLDER_INTERNAL_H
 #define KNAP_STATE_FOLDER_INTERNAL_H
 
+#include "comm/values.h"
 #include "state/folder.h"
 #include "tensor/files.h"
 #include <jansson.h>

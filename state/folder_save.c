@@ -325,8 +325,7 @@ int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
         }
     }
     kn_listing_free(&l);
-    if (kn_comm_size(f->comm) > 1)
-        kn_broadcast(f->comm, &told, sizeof told, 0, kn_compute_stream(KN_CPU), "best checkpoint");
+    kn_hosts_broadcast(f->comm, &told, sizeof told, 0, "best checkpoint");
     kn_comm_resume_timeout(f->comm);
     *score = told.score;
     return kn_ok() ? told.step : -1;

@@ -137,8 +137,7 @@ static bool is_covered(const kn_gathering *g, int item)
 static bool find_first(const kn_gathering *g, int *first)
 {
     float most = g->s && g->s->count > 0 ? (float)(g->ranks - kn_rank(g->comm)) : 0;
-    bool ok =
-        g->ranks == 1 || kn_all_reduce_max(g->comm, &most, 1, kn_compute_stream(KN_CPU), g->what);
+    bool ok = kn_hosts_max(g->comm, &most, 1, g->what);
     *first = most > 0 ? g->ranks - (int)most : -1;
     return ok && (*first >= 0 || kn_fail("%s: no rank has a state with a name in it", g->what));
 }
@@ -202,8 +201,7 @@ bool kn_gathering_item(kn_gathering *g, int item, void *whole)
         const bool all = whole && h->numel == numel_of(i);
         char *room = all ? whole : g->sent;
         ok = (r != kn_rank(g->comm) || read_own(g, i->name, room, bytes)) &&
-             (g->ranks == 1 ||
-              kn_broadcast(g->comm, room, (int64_t)bytes, r, kn_compute_stream(KN_CPU), i->name));
+             kn_hosts_broadcast(g->comm, room, bytes, r, i->name);
         if (ok && whole && !all)
             kn_interval_paste(part_of(h), whole, room, size);
     }

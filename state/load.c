@@ -74,8 +74,7 @@ static bool find_travels(kn_loading *l)
         if (item && item->shards > 1 && !same_part(item->part, l->all.list[i].part))
             travels = 1;
     }
-    bool ok = !l->parts || kn_comm_size(l->all.comm) < 2 ||
-              kn_all_reduce_max(l->all.comm, &travels, 1, kn_compute_stream(KN_CPU), l->what);
+    bool ok = !l->parts || kn_hosts_max(l->all.comm, &travels, 1, l->what);
     l->travels = travels > 0;
     return ok;
 }

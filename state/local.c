@@ -72,8 +72,7 @@ static bool add_bucket(kn_entries *e, kn_bucket *b, int number)
 
 static bool add_unit(kn_entries *e, const kn_unit *u)
 {
-    bool ok = !u->summoned ||
-              kn_fail("state: unit '%s' is summoned; end the scope first", kn_unit_name(u));
+    bool ok = kn_unit_closed(u, kn_unit_name(u), "state");
     for (int i = 0; ok && i < u->buckets; i++)
         ok = add_bucket(e, u->bucket[i], i);
     return ok;

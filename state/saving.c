@@ -59,8 +59,7 @@ static bool count_names(kn_saving *s, const kn_entries *all, int models)
     }
     if (!groups)
         return true;
-    bool ok = kn_all_reduce_i64(all->comm, n, KN_PARTS, kn_compute_stream(KN_CPU),
-                                "tensors of a checkpoint");
+    bool ok = kn_hosts_sum(all->comm, n, KN_PARTS, "tensors of a checkpoint");
     for (int k = 0; k < KN_PARTS; k++)
         s->part[k].tensors = (int)n[k];
     return ok;
@@ -76,11 +75,6 @@ bool kn_saving_list(kn_saving *s, const kn_entries *all, int models)
 static size_t piece_bytes(const kn_piece *p)
 {
     return (size_t)kn_interval_numel(p->part) * kn_dtype_size(p->dtype);
-}
-
-size_t kn_saving_room(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
 }
 
 /* ---- the copy -------------------------------------------------------------------------------- */
@@ -99,7 +93,7 @@ static bool take_room(kn_saving *s)
     kn_device d = KN_CPU;
     for (int k = 0; k < KN_PARTS; k++)
         for (int i = 0; i < s->part[k].count; i++) {
-            s->bytes += kn_saving_room(piece_bytes(&s->part[k].piece[i]));
+            s->bytes += KN_ALIGNED(piece_bytes(&s->part[k].piece[i]));
             if (kn_device_of(s->part[k].entry[i]->tensor) == KN_CUDA)
                 d = KN_CUDA;
         }
@@ -116,7 +110,7 @@ bool kn_saving_copy(kn_saving *s)
         kn_saving_part *p = &s->part[k];
         for (int i = 0; ok && i < p->count; i++) {
             ok = copy_entry(p->entry[i], at);
-            at += kn_saving_room(piece_bytes(&p->piece[i]));
+            at += KN_ALIGNED(piece_bytes(&p->piece[i]));
         }
         kn_host_free(p->entry);
         p->entry = NULL;
@@ -195,7 +189,7 @@ static void write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part
     for (int i = 0; ok && i < p->count; i++) {
         ok = p->entry ? write_entry(s, w, p, i)
                       : write_piece(s, w, &p->piece[i], s->copy + *at, p->finite[i]);
-        *at += kn_saving_room(piece_bytes(&p->piece[i]));
+        *at += KN_ALIGNED(piece_bytes(&p->piece[i]));
     }
 }
 

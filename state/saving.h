@@ -55,8 +55,6 @@ typedef struct kn_saving {
 /* Lists what this rank writes of all, whose first models entries are the model's. Borrows all.
  * Collective where groups of ranks have parameters of their own. */
 bool kn_saving_list(kn_saving *s, const kn_entries *all, int models);
-/* Bytes of a part in the copy. */
-size_t kn_saving_room(size_t bytes);
 /* Copies this rank's parts, after which nothing of the module is needed. */
 bool kn_saving_copy(kn_saving *s);
 /* Frees the copy. */

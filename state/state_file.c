@@ -82,8 +82,7 @@ static bool save_part(const kn_state *s, int rank, const char *dir, const char *
     int count = piece && of ? list_parts(s, rank, piece, of) : 0;
     snprintf(id, sizeof id, KN_VALUES_ID "%016llx",
              (unsigned long long)kn_checksum_of(values, strlen(values)));
-    bool ok = kn_ok() && (KN_AGAIN(mkdir(dir, 0777)) == 0 || errno == EEXIST ||
-                          kn_fail_system("kn_state_save: cannot make the folder %s: %m", dir));
+    bool ok = kn_ok() && kn_folder_make(dir, "kn_state_save: ");
     kn_pieces_writer *w =
         ok && count > 0 ? kn_pieces_create(dir, rank, id, values, piece, count) : NULL;
     for (int i = 0; w && ok && i < count; i++)

@@ -55,9 +55,7 @@ bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host)
     const bool mine = kn_rank(all->comm) == e->rank || shared;
     if (mine && !kn_entry_read(e, host))
         return false;
-    return kn_comm_size(all->comm) < 2 || shared ||
-           kn_broadcast(all->comm, host, (int64_t)bytes, e->rank, kn_compute_stream(KN_CPU),
-                        e->name);
+    return shared || kn_hosts_broadcast(all->comm, host, bytes, e->rank, e->name);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -68,8 +66,8 @@ bool kn_entries_may_write(const kn_entries *e, const char *what)
         return kn_fail("%s: a step is being recorded; load before it", what);
     for (int i = 0; i < e->count; i++) {
         const kn_entry *at = &e->list[i];
-        if (at->bucket && at->bucket->unit->summoned)
-            return kn_fail("%s: '%s' is summoned; end the scope first", what, at->name);
+        if (at->bucket && !kn_unit_closed(at->bucket->unit, at->name, what))
+            return false;
         const size_t bytes = at->tensor ? kn_entry_part_bytes(at) : 0;
         const bool meta = at->tensor && kn_device_of(at->tensor) == KN_META;
         if (meta && (at->kind == KN_ENTRY_BUFFER || !at->tensor->storage->data))
@@ -82,44 +80,14 @@ bool kn_entries_may_write(const kn_entries *e, const char *what)
     return kn_ok();
 }
 
-/* Row-major host memory becomes t, which may have any strides. */
-static bool put(kn_tensor *t, kn_dtype dtype, const void *host, size_t bytes)
-{
-    const kn_device d = kn_device_of(t);
-    if (d == KN_CPU && !kn_is_contiguous(t)) { /* takes no memory */
-        const kn_copy_args args = { .dst = kn_array_of(t),
-                                    .src = kn_array_make((void *)host, dtype, t->ndim, t->shape) };
-        kn_written(t);
-        return KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, args) &&
-               kn_stream_sync(kn_compute_stream(d));
-    }
-    if (!kn_is_contiguous(t)) {
-        kn_scope scope = kn_scope_begin();
-        kn_tensor *from = kn_from(dtype, KN_CPU, host, kn_ndim(t), kn_shape(t));
-        bool ok = from && kn_copy_(t, from);
-        kn_scope_end(scope);
-        return ok;
-    }
-    const kn_array a = kn_array_of(t);
-    if (!a.data)
-        return false;
-    kn_written(t);
-    if (d == KN_META)
-        return true;
-    if (d != KN_CPU)
-        return kn_transfer(kn_compute_stream(d), a.data, host, bytes, KN_TO_DEVICE, false);
-    if (a.data != host)
-        memcpy(a.data, host, bytes);
-    return true;
-}
-
 bool kn_entry_write(const kn_entry *e, const void *host)
 {
-    const size_t bytes = kn_entry_part_bytes(e);
     const bool master = e->bucket && e->tensor->storage == e->bucket->master;
     if (!kn_ok() || (master && !kn_bucket_sync_transfers(e->bucket)))
         return false;
-    bool ok = bytes == 0 || put(e->tensor, e->dtype, host, bytes);
+    bool ok = kn_entry_part_bytes(e) == 0 || kn_from_host(e->tensor, host);
+    if (ok && kn_entry_part_bytes(e) > 0)
+        kn_written(e->tensor);
     if (e->kind == KN_ENTRY_FLAT)
         e->bucket->master->version++; /* which counts for all of its parameters */
     return ok && kn_ok() && (!master || kn_bucket_drop_gathered(e->bucket, e->index));
@@ -138,8 +106,7 @@ static bool compare(kn_entries *all, char *first, char *mine, float *differ)
         ok = kn_entry_read(e, mine) && kn_entry_gather(e, all, first);
         differ[i] = ok && memcmp(first, mine, bytes) != 0;
     }
-    return ok && kn_all_reduce_max(all->comm, differ, all->count, kn_compute_stream(KN_CPU),
-                                   "buffers of a state");
+    return ok && kn_hosts_max(all->comm, differ, all->count, "buffers of a state");
 }
 
 bool kn_entries_compare_buffers(kn_entries *e)

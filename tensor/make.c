@@ -127,16 +127,9 @@ kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
     kn_tensor *t = kn_empty(dtype, device, ndim, shape);
     if (!t || kn_numel(t) == 0)
         return t;
-    kn_device d = t->storage->device;
-    if (!data && d != KN_META)
+    if (!data && t->storage->device != KN_META)
         return kn_fail_null("from: data is NULL");
-    kn_array host = kn_array_make((void *)(uintptr_t)data, t->dtype, ndim, shape);
-    kn_copy_args args = { .dst = kn_array_of(t), .src = host };
-    kn_stream *s = kn_compute_stream(d);
-    if (d == KN_CPU || d == KN_META)
-        return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s) ? t : NULL;
-    size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
-    return kn_transfer(s, args.dst.data, data, bytes, KN_TO_DEVICE, false) ? t : NULL;
+    return kn_from_host(t, data) ? t : NULL;
 }
 
 bool kn_keep_below_one(kn_tensor *t)

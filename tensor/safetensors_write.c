@@ -64,7 +64,7 @@ static bool add_metadata(json_t *header, const char *path, const kn_safetensors_
 static char *pad_header(const char *path, json_t *header, size_t *size)
 {
     size_t text = json_dumpb(header, NULL, 0, JSON_COMPACT);
-    size_t whole = (8 + text + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+    size_t whole = KN_ALIGNED(8 + text);
     if (text == 0 || whole - 8 > SAFETENSORS_MAX_HEADER)
         return kn_fail_null("%s: the header would have %zu bytes, at most %u are allowed", path,
                             text, SAFETENSORS_MAX_HEADER);

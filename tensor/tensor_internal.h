@@ -138,6 +138,9 @@ kn_array kn_array_of(const kn_tensor *t);
 /* a becomes a row-major copy of itself on its device, converted to dtype: that of *made, which the
  * caller frees, after an error too. */
 bool kn_array_pack(kn_array *a, kn_dtype dtype, kn_device device, kn_tensor **made);
+/* t = host's elements, row-major and of its dtype, which may go at once; they may be t's own. On
+ * meta nothing is read. */
+bool kn_from_host(kn_tensor *t, const void *host);
 /* True for a live handle; false with an error for NULL (if none stands), a freed or foreign one. */
 bool kn_check(const kn_tensor *t, const char *what);
 /* Called by autograd when the last reference goes (to drop node and leaf); set once. */

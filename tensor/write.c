@@ -140,10 +140,12 @@ bool kn_array_pack(kn_array *a, kn_dtype dtype, kn_device device, kn_tensor **ma
     return KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
 }
 
-/* dst = src, which has its shape and lies on another device. The source packs and converts rows,
- * the destination spreads them out. */
-static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, kn_device from)
+/* dst = src, which has its shape. From another device the source packs and converts rows, and the
+ * destination spreads them out. */
+static bool copy(const kn_array *dst, kn_device to, const kn_array *src, kn_device from)
 {
+    if (to == from)
+        return KN_LAUNCH(kn_compute_stream(to), KN_K_COPY, ((kn_copy_args){ *dst, *src }));
     kn_tensor *sent = NULL, *arrived = NULL;
     kn_array a = *src, b = *dst;
     kn_stream *s = kn_compute_stream(to == KN_CPU ? from : to);
@@ -205,14 +207,10 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     if (!convertible(dst->dtype, src->dtype))
         return kn_fail("copy_: %s to %s: storage-only dtypes copy to the same dtype only",
                        KN_SHOWN(src), KN_SHOWN(dst));
-    const kn_device device = dst->storage->device, source = src->storage->device;
     kn_tensor *aside = NULL;
-    kn_copy_args args = { .dst = kn_array_of(dst) };
-    bool ok = source_of(dst, &args.dst, src, src->dtype, &args.src, &aside);
-    if (device != source)
-        ok = ok && copy_across(&args.dst, device, &args.src, source);
-    else
-        ok = ok && KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
+    kn_array to = kn_array_of(dst), from;
+    bool ok = source_of(dst, &to, src, src->dtype, &from, &aside) &&
+              copy(&to, dst->storage->device, &from, src->storage->device);
     kn_tensor_free(aside);
     if (ok)
         kn_written(dst);
@@ -320,12 +318,17 @@ bool kn_to_host(const kn_tensor *t, void *host, size_t bytes)
         return true;
     if (!host)
         return kn_fail("to: the host buffer is NULL");
-    kn_stream *s = kn_compute_stream(t->storage->device);
-    kn_copy_args args = { .dst = kn_array_make(host, t->dtype, t->ndim, t->shape),
-                          .src = kn_array_of(t) };
-    if (t->storage->device != KN_CPU)
-        return copy_across(&args.dst, KN_CPU, &args.src, t->storage->device);
-    return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s);
+    const kn_array to = kn_array_make(host, t->dtype, t->ndim, t->shape), from = kn_array_of(t);
+    return copy(&to, KN_CPU, &from, t->storage->device) &&
+           kn_stream_sync(kn_compute_stream(KN_CPU));
+}
+
+bool kn_from_host(kn_tensor *t, const void *host)
+{
+    const kn_device to = t->storage->device, at = to == KN_META ? KN_META : KN_CPU;
+    const kn_array dst = kn_array_of(t),
+                   src = kn_array_make((void *)(uintptr_t)host, t->dtype, t->ndim, t->shape);
+    return dst.data == host || (copy(&dst, to, &src, at) && kn_stream_sync(kn_compute_stream(at)));
 }
 
 double kn_item(const kn_tensor *t)

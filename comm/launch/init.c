@@ -304,29 +304,21 @@ static kn_comm *start_alone(const options *o, char **argv)
 /* The arguments of this process, for callers without argv; NULL with an error. */
 static char **own_arguments(void)
 {
-    size_t room = 1 << 12, length = 0;
-    char *text = NULL, **argv = NULL;
-    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    for (ssize_t got = 1; fd >= 0 && got > 0; length += (size_t)(got > 0 ? got : 0)) {
-        if (!text || length + 1 >= room) {
-            char *grown = realloc(text, room *= 2);
-            if (!grown)
-                break;
-            text = grown;
-        }
-        got = read(fd, text + length, room - length - 1);
+    FILE *f = fopen("/proc/self/cmdline", "re");
+    char **argv = NULL, *text = NULL;
+    size_t room = 0, n = 0;
+    while (f && getdelim(&text, &room, 0, f) > 0) {
+        if (!(argv = realloc(argv, (n + 2) * sizeof *argv)))
+            break;
+        argv[n++] = text; /* the next one has memory of its own */
+        argv[n] = text = NULL;
+        room = 0;
     }
-    if (fd >= 0)
-        close(fd);
-    if (text && (argv = calloc(length + 1, sizeof *argv))) {
-        text[length] = 0;
-        int n = 0;
-        for (size_t at = 0; at < length; at += strlen(text + at) + 1)
-            argv[n++] = text + at;
-    } else {
-        free(text);
+    free(text);
+    if (f)
+        fclose(f);
+    if (!argv)
         kn_fail("kn_init: cannot read /proc/self/cmdline: pass argc and argv");
-    }
     return argv;
 }
 

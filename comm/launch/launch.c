@@ -33,7 +33,7 @@ static bool read_number(const char *name, int64_t least, int64_t most, int *valu
 
 static bool read_source(const struct source *s, kn_launch *l)
 {
-    *l = (kn_launch){ .launcher = s->launcher, .rank_name = s->rank, .size_name = s->size };
+    *l = (kn_launch){ .launcher = s->launcher, .size_name = s->size };
     l->mpi = s->mpi;
     if (!read_number(s->rank, 0, MOST - 1, &l->rank) || !read_number(s->size, 1, MOST, &l->size) ||
         !read_number(s->local_rank, 0, MOST - 1, &l->local_rank) ||

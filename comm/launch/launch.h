@@ -7,8 +7,7 @@
 
 typedef struct kn_launch {
     const char *launcher;  /* "torchrun", ...; NULL: no launcher started us as a rank */
-    const char *rank_name; /* the variables that it was recognized by */
-    const char *size_name;
+    const char *size_name; /* the variable that says how many ranks there are */
     int rank, size;
     int local_rank, local_size; /* on this host; -1: unknown */
     bool mpi;                   /* the launcher supports MPI's start-up protocol */

@@ -36,15 +36,13 @@ enum { NAMES = 8 }; /* that a job may meet under */
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
+/* Names of jobs can be longer than a path. */
 static socklen_t address_of(const char *job, int name, struct sockaddr_un *a)
 {
-    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a: names of jobs can be longer than a path */
-    for (const char *p = job; *p; p++)
-        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "knap-%u-%016llx-%d",
-                     (unsigned)getuid(), (unsigned long long)h, name);
+                     (unsigned)getuid(), (unsigned long long)kn_hash_string(job), name);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
@@ -161,98 +159,37 @@ static int listen_at(const char *job)
 }
 
 typedef struct lobby {
-    int size, memory, missing;
-    int link[KN_LOCAL_MAX_RANKS];
-    char refused[240]; /* why a rank was last refused */
+    kn_lobby base;
+    int memory; /* for those who enter */
 } lobby;
-
-/* The seat of a rank that left again is free. */
-static void clear_seat(lobby *l, int r)
-{
-    if (l->link[r] < 0 || !kn_tcp_is_gone(l->link[r]))
-        return;
-    close(l->link[r]);
-    l->link[r] = -1;
-    l->missing++;
-}
-
-/* The fault of this hello, as text; empty: none. */
-static void judge(lobby *l, const message *hello, char *error, size_t size)
-{
-    bool there = hello->rank >= 1 && hello->rank < l->size;
-    error[0] = 0;
-    if (there)
-        clear_seat(l, hello->rank);
-    if (hello->size != l->size)
-        snprintf(error, size,
-                 "WORLD_SIZE is %d on rank 0 and %d on rank %d: give every rank the same", l->size,
-                 hello->size, hello->rank);
-    else if (!there || l->link[hello->rank] >= 0)
-        snprintf(error, size,
-                 "two processes say that they are rank %d of %d: give each its own RANK",
-                 hello->rank, l->size);
-}
 
 /* Other users' processes are rejected silently, wrong ranks of this user with a message; the wait
  * for the right ones goes on. */
 static int admit(void *arg, int fd, const void *said)
 {
     lobby *l = arg;
-    message hello, answer = { .magic = MAGIC, .size = l->size };
+    message hello, answer = { .magic = MAGIC, .size = l->base.size };
     memcpy(&hello, said, sizeof hello);
     if (!is_ours(fd, NULL) || memcmp(hello.magic, MAGIC, sizeof hello.magic) != 0)
         return -1;
-    judge(l, &hello, answer.error, sizeof answer.error);
-    if (answer.error[0])
-        memcpy(l->refused, answer.error, sizeof l->refused);
-    if (!kn_tcp_send(fd, &answer, sizeof answer, kn_now() + 1) || answer.error[0] ||
-        !pass(fd, l->memory))
+    bool welcome = kn_lobby_judge(&l->base, hello.rank, hello.size, true);
+    memcpy(answer.error, l->base.error, sizeof answer.error);
+    if (!kn_tcp_send(fd, &answer, sizeof answer, kn_now() + 1) || !welcome || !pass(fd, l->memory))
         return -1;
-    l->link[hello.rank] = fd;
-    l->missing--;
-    for (int r = 1; r < l->size && l->missing == 0; r++)
-        clear_seat(l, r);
-    return l->missing == 0;
+    return kn_lobby_enter(&l->base, hello.rank, fd);
 }
 
-/* "1, 3 and 5 more" of the ranks without a link. */
-static char *list_missing(const int *link, int size, char *buf, size_t room)
+static bool gather_ranks(const char *job, lobby *l)
 {
-    size_t n = 0;
-    int more = 0;
-    buf[0] = 0;
-    for (int r = 1; r < size; r++) {
-        if (link[r] >= 0)
-            continue;
-        if (n + 32 < room)
-            n += (size_t)snprintf(buf + n, room - n, "%s%d", n ? ", " : "", r);
-        else
-            more++;
-    }
-    if (more)
-        snprintf(buf + n, room - n, " and %d more", more);
-    return buf;
-}
-
-static bool gather_ranks(const char *job, lobby *l, double seconds)
-{
-    char who[160], here;
-    const double deadline = kn_now() + seconds;
+    char where[320];
+    const double deadline = kn_now() + kn_comm_default_timeout();
     const int listener = listen_at(job);
-    l->missing = l->size - 1;
-    bool ok =
-        listener >= 0 &&
-        (l->missing == 0 || kn_tcp_admit(listener, sizeof(message), deadline, admit, NULL, l) ||
-         kn_fail("rendezvous (%s): rank 0 of %d waited %g s, and rank %s did not come: are "
-                 "all %d ranks started? (to wait longer: KNAP_TIMEOUT)%s%s",
-                 job, l->size, seconds, list_missing(l->link, l->size, who, sizeof who), l->size,
-                 l->refused[0] ? "; refused: " : "", l->refused));
-    for (int r = 1; r < l->size && ok; r++)
-        if (!kn_tcp_receive(l->link[r], &here, 1, deadline))
-            ok = kn_fail("rendezvous (%s): rank %d came and did not answer", job, r);
-    for (int r = 1; r < l->size && ok; r++)
-        if (!kn_tcp_send(l->link[r], "g", 1, deadline))
-            ok = kn_fail("rendezvous (%s): rank %d came and left again", job, r);
+    snprintf(where, sizeof where, "on this host (%s)", job);
+    bool ok = listener >= 0 &&
+              (l->base.missing == 0 ||
+               kn_tcp_admit(listener, sizeof(message), deadline, admit, NULL, l) ||
+               kn_lobby_late(&l->base, where)) &&
+              kn_lobby_go(&l->base, deadline);
     if (listener >= 0)
         close(listener);
     return ok;
@@ -260,21 +197,22 @@ static bool gather_ranks(const char *job, lobby *l, double seconds)
 
 static kn_local_head *lead(const char *job, int size, int threads, int *fd, size_t *bytes)
 {
-    lobby l = { .size = size };
-    kn_local_head *head = kn_local_create(size, kn_local_share_cores(size, threads), fd, bytes);
-    if (!head)
-        return NULL;
-    for (int r = 0; r < size; r++)
-        l.link[r] = -1;
-    l.memory = *fd;
-    bool ok = take_lock(*fd, 0) && gather_ranks(job, &l, kn_comm_default_timeout());
-    for (int r = 1; r < size; r++)
-        if (l.link[r] >= 0)
-            close(l.link[r]);
+    kn_tcp_link *link = kn_host_calloc((size_t)size, sizeof *link);
+    kn_local_head *head =
+        link ? kn_local_create(size, kn_local_share_cores(size, threads), fd, bytes) : NULL;
+    lobby l = { { .size = size, .missing = size - 1, .link = link }, *fd };
+    for (int r = 0; head && r < size; r++)
+        link[r].control = -1;
+    bool ok = head && take_lock(*fd, 0) && gather_ranks(job, &l);
+    for (int r = 1; head && r < size; r++)
+        if (link[r].control >= 0)
+            close(link[r].control);
+    kn_host_free(link);
     if (ok)
         return head;
     kn_local_unmap(head, *bytes);
-    close(*fd);
+    if (head)
+        close(*fd);
     return NULL;
 }
 
@@ -311,7 +249,6 @@ static kn_local_head *follow(const char *job, int rank, int size, int *memory, s
     double seconds = kn_comm_default_timeout(), deadline;
     message hello = { .magic = MAGIC, .rank = rank, .size = size }, answer;
     kn_local_head *head = NULL;
-    char go;
     *memory = -1;
     int fd = knock(job, rank, size, seconds);
     if (fd < 0)
@@ -329,14 +266,8 @@ static kn_local_head *follow(const char *job, int rank, int size, int *memory, s
     }
     if (!(head = kn_local_map(*memory, bytes)))
         goto fail;
-    if (!take_lock(*memory, rank))
+    if (!take_lock(*memory, rank) || !kn_lobby_wait(fd, size, deadline))
         goto fail;
-    if (!kn_tcp_send(fd, "h", 1, deadline) || !kn_tcp_receive(fd, &go, 1, deadline)) {
-        kn_fail("rendezvous (%s): rank 0 gave up before all %d ranks had come; its message "
-                "has the reason",
-                job, size);
-        goto fail;
-    }
     close(fd);
     return head;
 fail:

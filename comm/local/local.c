@@ -1,8 +1,8 @@
 /* comm/local/local.c: the back end for ranks of one host: collectives over shared memory.
  *
  * Every rank publishes the addresses of its buffers and reads its part straight from the others'
- * regions. Bytes in private memory go through a bounce buffer in chunks. A call is a sequence of
- * meetings (local.h):
+ * regions. Bytes in private memory are staged where the others see them: in a bounce buffer, chunk
+ * by chunk. A call is a sequence of meetings (local.h):
  *
  *   1. meet: descriptions are out; compare them (a mismatch is an error on every rank)
  *   2. for each trip (one, or one a bounce buffer's fill if any rank is staged):
@@ -12,9 +12,9 @@
  * A trip carries parts of as many pieces as it has room for: a call of several pieces takes no more
  * meetings than one of one piece.
  *
- * Calls of at most KN_LOCAL_SMALL bytes put their data into the slot before meeting 1, and that is
- * all there is to them. Bounce buffers and payloads have two halves used in turn: when a half comes
- * round again, a meeting has passed since it was last read. */
+ * What fits into KN_LOCAL_SMALL bytes is staged in the slot, beside the description: meeting 1 is
+ * all there is to such a call. Bounce buffers and payloads of slots have two halves used in turn:
+ * when a half comes round again, a meeting has passed since it was last read. */
 #include "comm/local/local.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/team.h"
@@ -137,24 +137,31 @@ static void copy(void *dst, const void *src, int64_t bytes)
                       &(block_copy){ dst, src, bytes });
 }
 
-/* The bytes of one pass, through this half of the bounce buffers where any rank is staged. */
+/* The bytes of one pass. */
 typedef struct trip {
     kn_comm_trip of;
-    unsigned half;
+    bool small;    /* they are staged in slots, all of them */
+    bool bounces;  /* any rank's are staged in bounce buffers, */
+    unsigned half; /* in this half */
 } trip;
 typedef kn_comm_part part;
+
+/* Where rank's bytes of a part lie if they are staged. */
+static char *staged(kn_local_comm *c, int rank, const trip *t, const part *p)
+{
+    return t->small ? payload(c, rank) + p->at
+                    : at_offset(c, said(c, rank)->bounce) + (size_t)t->half * KN_CHUNK + p->at;
+}
 
 /* The address of rank's element first of a piece, which is element staged_first of what it staged
  * of the part. */
 static char *given(kn_local_comm *c, int rank, const trip *t, const part *p, int64_t first,
                    int64_t staged_first)
 {
-    const kn_local_call *d = said(c, rank);
-    size_t esize = kn_dtype_size(p->piece->src_dtype);
-    if (d->src[p->index] >= 0)
-        return at_offset(c, d->src[p->index]) + (size_t)first * esize;
-    return at_offset(c, d->bounce) + (size_t)t->half * KN_CHUNK + p->at +
-           (size_t)staged_first * esize;
+    const size_t esize = kn_dtype_size(p->piece->src_dtype);
+    const int64_t src = t->small ? -1 : said(c, rank)->src[p->index];
+    return src >= 0 ? at_offset(c, src) + (size_t)first * esize
+                    : staged(c, rank, t, p) + (size_t)staged_first * esize;
 }
 
 /* The place of rank's results of a part of an all-reduce. */
@@ -174,16 +181,16 @@ static int blocks_of(const kn_local_comm *c, const kn_comm_call *call)
     return each ? c->base.size : 1;
 }
 
-/* This rank's bytes go to its bounce buffer, unless the others can see it where it is. */
+/* This rank's bytes go to where they are staged, unless the others can see them where they are. */
 static void stage(kn_local_comm *c, const kn_comm_call *call, const trip *t, const part *p)
 {
     size_t esize = kn_dtype_size(p->piece->src_dtype);
     bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank;
-    char *to = c->bounce + (size_t)t->half * KN_CHUNK + p->at;
     const char *from = (const char *)p->piece->src + (size_t)p->begin * esize;
     int64_t bytes = p->count * (int64_t)esize;
-    if (!gives || said(c, c->base.rank)->src[p->index] >= 0)
+    if (!gives || (!t->small && said(c, c->base.rank)->src[p->index] >= 0))
         return;
+    char *to = staged(c, c->base.rank, t, p);
     for (int j = 0; j < blocks_of(c, call); j++)
         copy(to + j * bytes, from + (size_t)(j * p->piece->count) * esize, bytes);
 }
@@ -202,16 +209,17 @@ static void gather(kn_local_comm *c, const trip *t, const part *p, bool each)
     }
 }
 
-/* dst[count] = acc + every rank's elements rank * count ... */
-static bool reduce_scatter(kn_local_comm *c, const trip *t, const part *p, kn_stream *s)
+/* to[count] = acc, from element at on, + every rank's elements from first on, or of what it staged
+ * of the part from staged_first on. */
+static bool add(kn_local_comm *c, const trip *t, const part *p, int64_t at, int64_t first,
+                int64_t staged_first, int64_t count, char *to, kn_stream *s)
 {
     const kn_comm_piece *q = p->piece;
-    int me = c->base.rank;
-    size_t skip = (size_t)p->begin * kn_dtype_size(q->dst_dtype);
+    const char *acc = q->acc;
+    acc = acc ? acc + (size_t)at * kn_dtype_size(q->dst_dtype) : NULL;
     for (int j = 0; j < c->base.size; j++)
-        c->source[j] = given(c, j, t, p, me * q->count + p->begin, me * p->count);
-    return kn_comm_sum(s, (char *)q->dst + skip, q->acc ? (const char *)q->acc + skip : NULL,
-                       c->source, c->base.size, p->count, q->dst_dtype, q->src_dtype);
+        c->source[j] = given(c, j, t, p, first, staged_first);
+    return kn_comm_sum(s, to, acc, c->source, c->base.size, count, q->dst_dtype, q->src_dtype);
 }
 
 /* Where rank's slice of count elements begins. */
@@ -226,15 +234,10 @@ static int64_t slice_at(const kn_local_comm *c, int64_t count, int rank)
  * is read by rank i only, before it writes slice i of its own dst. */
 static bool add_slice(kn_local_comm *c, const trip *t, const part *p, kn_stream *s)
 {
-    const kn_comm_piece *q = p->piece;
-    size_t dsize = kn_dtype_size(q->dst_dtype);
     int me = c->base.rank;
     int64_t from = slice_at(c, p->count, me), count = slice_at(c, p->count, me + 1) - from;
-    const char *acc = q->acc ? (const char *)q->acc + (size_t)(p->begin + from) * dsize : NULL;
-    for (int j = 0; j < c->base.size; j++)
-        c->source[j] = given(c, j, t, p, p->begin + from, from);
-    return kn_comm_sum(s, result(c, me, t, p) + (size_t)from * dsize, acc, c->source, c->base.size,
-                       count, q->dst_dtype, q->src_dtype);
+    char *to = result(c, me, t, p) + (size_t)from * kn_dtype_size(p->piece->dst_dtype);
+    return add(c, t, p, p->begin + from, p->begin + from, from, count, to, s);
 }
 
 /* Then it fetches the others' slices. */
@@ -261,27 +264,45 @@ static bool anybody_staged(kn_local_comm *c)
     return false;
 }
 
-static bool run_trip(kn_local_comm *c, const kn_comm_call *call, const trip *t, bool staged,
-                     kn_stream *s)
+/* This rank's result of a part; of a large all-reduce its slice. */
+static bool take(kn_local_comm *c, const kn_comm_call *call, const trip *t, const part *p,
+                 kn_stream *s)
+{
+    const int64_t me = c->base.rank;
+    char *dst = (char *)p->piece->dst + (size_t)p->begin * kn_dtype_size(p->piece->dst_dtype);
+    switch (call->kind) {
+    case KN_CALL_ALL_GATHER:
+    case KN_CALL_GROUP:
+    case KN_CALL_ALL_TO_ALL:
+        gather(c, t, p, call->kind == KN_CALL_ALL_TO_ALL);
+        return true;
+    case KN_CALL_REDUCE_SCATTER:
+        return add(c, t, p, p->begin, me * p->piece->count + p->begin, me * p->count, p->count, dst,
+                   s);
+    case KN_CALL_ALL_REDUCE:
+        return t->small ? add(c, t, p, 0, 0, 0, p->count, dst, s) : add_slice(c, t, p, s);
+    case KN_CALL_BROADCAST:
+        if (call->root != me)
+            copy(dst, given(c, call->root, t, p, p->begin, 0), p->count);
+        return true;
+    default: /* scalars */
+        for (int r = 0; r < c->base.size; r++)
+            if (r != me)
+                kn_comm_combine(call->kind, dst, given(c, r, t, p, p->begin, 0), p->count);
+        return true;
+    }
+}
+
+static bool run_trip(kn_local_comm *c, const kn_comm_call *call, const trip *t, kn_stream *s)
 {
     bool ok = true;
-    for (int i = 0; staged && i < t->of.parts; i++)
+    for (int i = 0; (t->small || t->bounces) && i < t->of.parts; i++)
         stage(c, call, t, &t->of.part[i]);
-    if (staged && !meet(c, call))
+    if (t->small ? !open_call(c, call, true) : t->bounces && !meet(c, call))
         return false;
-    for (int i = 0; ok && i < t->of.parts; i++) {
-        const part *p = &t->of.part[i];
-        if (call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_ALL_TO_ALL)
-            gather(c, t, p, call->kind == KN_CALL_ALL_TO_ALL);
-        else if (call->kind == KN_CALL_REDUCE_SCATTER)
-            ok = reduce_scatter(c, t, p, s);
-        else if (call->kind == KN_CALL_ALL_REDUCE)
-            ok = add_slice(c, t, p, s);
-        else if (call->root != c->base.rank) /* a broadcast */
-            copy((char *)p->piece->dst + p->begin, given(c, call->root, t, p, p->begin, 0),
-                 p->count);
-    }
-    if (call->kind != KN_CALL_ALL_REDUCE)
+    for (int i = 0; ok && i < t->of.parts; i++)
+        ok = take(c, call, t, &t->of.part[i], s);
+    if (t->small || call->kind != KN_CALL_ALL_REDUCE)
         return ok;
     if (!ok || !meet(c, call))
         return false;
@@ -295,146 +316,38 @@ static bool run_large(kn_local_comm *c, const kn_comm_call *call, kn_stream *s)
     trip t;
     t.of.next = 0;
     t.of.next_begin = 0;
+    t.small = false;
+    c->number++;
     if (!open_call(c, call, false))
         return false;
-    bool staged = anybody_staged(c);
-    while (kn_comm_next_trip(&t.of, call, blocks_of(c, call), staged ? KN_CHUNK : INT64_MAX)) {
+    t.bounces = anybody_staged(c);
+    while (kn_comm_next_trip(&t.of, call, blocks_of(c, call), t.bounces ? KN_CHUNK : INT64_MAX)) {
         t.half = c->half;
         c->half ^= 1;
-        if (!run_trip(c, call, &t, staged, s))
+        if (!run_trip(c, call, &t, s))
             return false;
     }
     return meet(c, call);
 }
 
-static void add_i64(kn_local_comm *c, int64_t *data, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t sum = 0; /* wraps like the machine does */
-        for (int r = 0; r < c->base.size; r++)
-            sum += ((const uint64_t *)(const void *)payload(c, r))[i];
-        data[i] = (int64_t)sum;
-    }
-}
-
-static void max_f32(kn_local_comm *c, float *data, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) {
-        float most = ((const float *)(const void *)payload(c, 0))[i];
-        for (int r = 1; r < c->base.size; r++)
-            most = kn_comm_larger(most, ((const float *)(const void *)payload(c, r))[i]);
-        data[i] = most;
-    }
-}
-
-/* Bytes that this rank gives of a piece of a small call; those of the next one begin at a multiple
- * of 16. */
-static size_t given_bytes(const kn_local_comm *c, const kn_comm_call *call, const kn_comm_piece *p)
-{
-    bool gives = call->kind != KN_CALL_BARRIER;
-    return gives ? (size_t)(kn_piece_src_bytes(p) * blocks_of(c, call)) : 0;
-}
-
-static size_t payload_bytes(const kn_local_comm *c, const kn_comm_call *call)
-{
-    size_t bytes = 0;
-    for (int i = 0; i < call->pieces; i++)
-        bytes += (given_bytes(c, call, &call->piece[i]) + 15) / 16 * 16;
-    return bytes;
-}
-
-/* A piece whose bytes lie at bytes into each rank's payload. */
-static bool take_small(kn_local_comm *c, const kn_comm_call *call, const kn_comm_piece *p,
-                       size_t at, kn_stream *s)
-{
-    int n = c->base.size, me = c->base.rank;
-    size_t bytes = given_bytes(c, call, p);
-    switch (call->kind) {
-    case KN_CALL_ALL_GATHER:
-    case KN_CALL_GROUP:
-        for (int r = 0; r < n && bytes > 0; r++)
-            memcpy((char *)p->dst + (size_t)r * bytes, payload(c, r) + at, bytes);
-        return true;
-    case KN_CALL_ALL_TO_ALL:
-        bytes /= (size_t)n;
-        for (int r = 0; r < n && bytes > 0; r++)
-            memcpy((char *)p->dst + (size_t)r * bytes, payload(c, r) + at + (size_t)me * bytes,
-                   bytes);
-        return true;
-    case KN_CALL_REDUCE_SCATTER:
-    case KN_CALL_ALL_REDUCE:
-        at += call->kind == KN_CALL_REDUCE_SCATTER ? (size_t)(me * kn_piece_src_bytes(p)) : 0;
-        for (int r = 0; r < n; r++)
-            c->source[r] = payload(c, r) + at;
-        return kn_comm_sum(s, p->dst, p->acc, c->source, n, p->count, p->dst_dtype, p->src_dtype);
-    case KN_CALL_SUM_I64:
-    case KN_CALL_AGREE:
-        add_i64(c, p->dst, p->count);
-        return true;
-    case KN_CALL_MAX_F32:
-        max_f32(c, p->dst, p->count);
-        return true;
-    case KN_CALL_BROADCAST:
-        if (call->root != me && bytes > 0)
-            memcpy(p->dst, payload(c, call->root), bytes);
-        return true;
-    default:
-        return true; /* barrier: the meeting was all */
-    }
-}
-
-/* whole: the published call (call may be a part of it). */
-static bool run_small(kn_local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
-                      kn_stream *s)
-{
-    bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank, ok = true;
-    size_t at = 0;
-    for (int i = 0; i < call->pieces && gives; i++) {
-        size_t bytes = given_bytes(c, call, &call->piece[i]);
-        if (bytes > 0)
-            memcpy(payload(c, c->base.rank) + at, call->piece[i].src, bytes);
-        at += (bytes + 15) / 16 * 16;
-    }
-    if (!open_call(c, whole, true))
-        return false;
-    at = 0;
-    for (int i = 0; i < call->pieces && ok; i++) {
-        ok = take_small(c, call, &call->piece[i], at, s);
-        at += (given_bytes(c, call, &call->piece[i]) + 15) / 16 * 16;
-    }
-    return ok;
-}
-
-/* Reductions of scalars are in place and small by nature; longer ones go in parts. */
-static bool run_scalars(kn_local_comm *c, const kn_comm_call *call)
-{
-    const kn_comm_piece *whole = call->piece;
-    int64_t esize = (int64_t)kn_dtype_size(whole->dst_dtype), step = KN_LOCAL_SMALL / esize;
-    int64_t at = 0;
-    do {
-        kn_comm_piece piece = *whole;
-        kn_comm_call some = *call;
-        some.piece = &piece;
-        piece.count = whole->count - at < step ? whole->count - at : step;
-        piece.src = piece.dst = (char *)whole->dst + at * esize;
-        if (at > 0)
-            c->number++;
-        if (!run_small(c, call, &some, NULL))
-            return false;
-        at += step;
-    } while (at < whole->count);
-    return true;
-}
-
+/* Scalars are in place and small by nature; more of them are several small calls. */
 bool kn_local_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
 {
     kn_local_comm *c = (kn_local_comm *)base;
-    c->number++;
+    const bool scalars = call->kind == KN_CALL_SUM_I64 || call->kind == KN_CALL_MAX_F32;
+    trip t;
+    t.of.next = 0;
+    t.of.next_begin = 0;
+    t.small = true;
     atomic_store_explicit(&c->local->head->last[c->local->rank], base->family->id,
                           memory_order_relaxed);
-    if (call->kind == KN_CALL_SUM_I64 || call->kind == KN_CALL_MAX_F32)
-        return run_scalars(c, call);
-    if (payload_bytes(c, call) <= KN_LOCAL_SMALL)
-        return run_small(c, call, call, s);
-    return run_large(c, call, s);
+    kn_comm_next_trip(&t.of, call, blocks_of(c, call), KN_LOCAL_SMALL);
+    if (t.of.next < call->pieces && !scalars)
+        return run_large(c, call, s);
+    do {
+        c->number++;
+        if (!run_trip(c, call, &t, s))
+            return false;
+    } while (kn_comm_next_trip(&t.of, call, 1, KN_LOCAL_SMALL));
+    return true;
 }

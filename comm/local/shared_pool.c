@@ -1,8 +1,9 @@
 /* comm/local/shared_pool.c: the allocator of one rank's region of the shared mapping. Blocks come
- * in size classes (eight a power of two), each with a list of free ones, newest first, so that a
- * block that was used before is used again with its pages in place: a fresh 28 MiB costs about 20
- * ms of page faults, a warm one nothing. The lists live outside the blocks. */
+ * in size classes, each with a list of free ones, newest first, so that a block that was used
+ * before is used again with its pages in place: a fresh 28 MiB costs about 20 ms of page faults, a
+ * warm one nothing. The lists live outside the blocks. */
 #include "comm/local/local.h"
+#include "kernels/memory_internal.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -26,22 +27,6 @@ typedef struct shared_pool {
     free_list list[CLASSES];
 } shared_pool;
 
-/* The class of a size and the bytes of its blocks: 64-byte steps up to 512, then eight steps a
- * power of two, whole pages from 32 KiB on. */
-static int class_of(size_t bytes, size_t *block)
-{
-    if (bytes <= 512) {
-        *block = bytes == 0 ? KN_ALIGN : (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-        return (int)(*block / KN_ALIGN) - 1;
-    }
-    int log =
-        63 - __builtin_clzll(bytes - 1); /* 2^log < bytes <= 2^(log+1) or bytes - 1 == 2^log */
-    size_t step = (size_t)1 << (log - 3);
-    size_t steps = (bytes - ((size_t)1 << log) + step - 1) / step; /* 1..8 */
-    *block = ((size_t)1 << log) + steps * step;
-    return (log - 8) * 8 + (int)steps - 1;
-}
-
 static void *take_fresh(shared_pool *p, size_t block)
 {
     size_t at = p->used;
@@ -61,13 +46,12 @@ static void *take_fresh(shared_pool *p, size_t block)
 static void *take(kn_memory *self, size_t bytes)
 {
     shared_pool *p = self->state;
-    size_t block;
     if (bytes > p->bytes)
         return NULL;
-    int k = class_of(bytes, &block);
+    int k = kn_size_class(bytes);
     pthread_mutex_lock(&p->lock);
     free_list *l = &p->list[k];
-    void *m = l->count > 0 ? l->block[--l->count] : take_fresh(p, block);
+    void *m = l->count > 0 ? l->block[--l->count] : take_fresh(p, kn_class_size(k));
     pthread_mutex_unlock(&p->lock);
     return m;
 }
@@ -75,10 +59,9 @@ static void *take(kn_memory *self, size_t bytes)
 static void give(kn_memory *self, void *m, size_t bytes)
 {
     shared_pool *p = self->state;
-    size_t block;
     if (!m)
         return;
-    free_list *l = &p->list[class_of(bytes, &block)];
+    free_list *l = &p->list[kn_size_class(bytes)];
     pthread_mutex_lock(&p->lock);
     if (l->count == l->room) {
         int room = l->room ? 2 * l->room : 8;

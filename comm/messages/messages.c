@@ -28,19 +28,12 @@ static bool make_room(kn_message_comm *c, int64_t bytes)
     return c->room != NULL;
 }
 
-int64_t kn_message_send_bytes(const kn_message_parts *p, int me, int j)
+int64_t kn_message_bytes(const kn_message_parts *p, int me, int j, bool sends)
 {
+    const int with = sends ? p->to : p->from;
     int64_t bytes = 0;
-    for (int i = 0; i < p->parts && j != me && (p->to == KN_TO_ALL || p->to == j); i++)
-        bytes += p->part[i].send_bytes;
-    return bytes;
-}
-
-int64_t kn_message_receive_bytes(const kn_message_parts *p, int me, int j)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < p->parts && j != me && (p->from == KN_TO_ALL || p->from == j); i++)
-        bytes += p->part[i].receive_bytes;
+    for (int i = 0; i < p->parts && j != me && (with == KN_TO_ALL || with == j); i++)
+        bytes += kn_message_at(p, i, j, sends).bytes;
     return bytes;
 }
 
@@ -56,9 +49,7 @@ static bool exchange_all(kn_message_comm *c, const kn_comm_call *call, const kn_
 static bool exchange_one(kn_message_comm *c, const kn_comm_call *call, int to, const void *send,
                          int from, void *receive, int64_t bytes, int tag)
 {
-    kn_message_part part = {
-        .send = send, .send_bytes = bytes, .receive = receive, .receive_bytes = bytes
-    };
+    kn_message_part part = { { (char *)(uintptr_t)send, 0, bytes }, { receive, 0, bytes } };
     kn_message_parts p = { &part, 1, to, from };
     return c->w->by->exchange(c, call, &p, tag);
 }
@@ -71,7 +62,7 @@ static void heard(kn_message_comm *c, int r)
     c->said[r].label[sizeof c->said[r].label - 1] = 0;
     c->said[r].comm[sizeof c->said[r].comm - 1] = 0;
     pthread_mutex_lock(&c->w->lock);
-    c->w->last[c->base.member[r]] = c->said[r];
+    c->w->peer[c->base.member[r]].last = c->said[r];
     pthread_mutex_unlock(&c->w->lock);
 }
 
@@ -86,11 +77,8 @@ static bool open_all(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
     kn_call_note mine = kn_call_note_of(&c->base, call);
-    kn_message_part part = { .send = (char *)&mine,
-                             .send_bytes = sizeof mine,
-                             .receive = (char *)c->said,
-                             .receive_stride = sizeof *c->said,
-                             .receive_bytes = sizeof *c->said };
+    kn_message_part part = { { (char *)&mine, 0, sizeof mine },
+                             { (char *)c->said, sizeof *c->said, sizeof *c->said } };
     c->said[me] = mine;
     if (!exchange_all(c, call, &part, 1, KN_TAG_HEADER))
         return false;
@@ -133,17 +121,13 @@ static bool all_gather(kn_message_comm *c, const kn_comm_call *call, bool each)
             const kn_comm_piece *q = t.part[i].piece;
             int64_t esize = (int64_t)kn_dtype_size(q->dst_dtype), stride = q->count * esize;
             int64_t at = t.part[i].begin * esize, bytes = t.part[i].count * esize;
-            const char *src = (const char *)q->src + at,
-                       *mine = src + (each ? c->base.rank * stride : 0);
-            char *dst = (char *)q->dst + at, *own = dst + c->base.rank * stride;
+            char *src = (char *)(uintptr_t)q->src + at, *dst = (char *)q->dst + at;
+            char *mine = src + (each ? c->base.rank * stride : 0),
+                 *own = dst + c->base.rank * stride;
             if (own != mine)
                 memmove(own, mine, (size_t)bytes);
-            part[i] = (kn_message_part){ .send = each ? src : own,
-                                         .send_stride = each ? stride : 0,
-                                         .send_bytes = bytes,
-                                         .receive = dst,
-                                         .receive_stride = stride,
-                                         .receive_bytes = bytes };
+            part[i] = (kn_message_part){ { each ? src : own, each ? stride : 0, bytes },
+                                         { dst, stride, bytes } };
         }
         if (!exchange_all(c, call, part, t.parts, KN_TAG_DATA))
             return false;
@@ -153,7 +137,7 @@ static bool all_gather(kn_message_comm *c, const kn_comm_call *call, bool each)
 
 /* dst[count] = acc + the count elements that every rank gives us. */
 typedef struct share {
-    const char *src; /* this rank's bytes for rank 0; stride bytes further on for the next rank */
+    char *src; /* this rank's bytes for rank 0; stride bytes further on for the next rank */
     int64_t stride, count;
     char *dst;
     const char *acc;
@@ -168,7 +152,7 @@ static int64_t share_bytes(const share *h)
 /* Of the others' bytes in c->room: those of a share begin behind those of the ones before it. */
 static int64_t room_of(const kn_message_comm *c, const share *h)
 {
-    return (c->base.size * share_bytes(h) + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+    return KN_ALIGNED(c->base.size * share_bytes(h));
 }
 
 /* All shares in one exchange. */
@@ -182,19 +166,17 @@ static bool add_shares(kn_message_comm *c, const kn_comm_call *call, const share
         room += room_of(c, &h[i]);
     if (!make_room(c, room))
         return false;
-    for (int i = 0; i < shares; at += room_of(c, &h[i++]))
-        part[i] = (kn_message_part){ .send = h[i].src,
-                                     .send_stride = h[i].stride,
-                                     .send_bytes = share_bytes(&h[i]),
-                                     .receive = c->room + at,
-                                     .receive_stride = share_bytes(&h[i]),
-                                     .receive_bytes = share_bytes(&h[i]) };
+    for (int i = 0; i < shares; at += room_of(c, &h[i++])) {
+        const int64_t bytes = share_bytes(&h[i]);
+        part[i] =
+            (kn_message_part){ { h[i].src, h[i].stride, bytes }, { c->room + at, bytes, bytes } };
+    }
     if (!exchange_all(c, call, part, shares, KN_TAG_DATA))
         return false;
     for (int i = 0; i < shares; i++) {
         for (int j = 0; j < n; j++)
             c->source[j] = j == me ? h[i].src + me * h[i].stride
-                                   : part[i].receive + j * part[i].receive_stride;
+                                   : part[i].receive.at + j * part[i].receive.stride;
         if (!kn_comm_sum(s, h[i].dst, h[i].acc, c->source, n, h[i].count, h[i].dst_dtype,
                          h[i].src_dtype))
             return false;
@@ -208,7 +190,7 @@ static share share_of(const kn_comm_piece *q, int64_t from, int64_t stride, int6
 {
     int64_t esize = (int64_t)kn_dtype_size(q->src_dtype);
     int64_t dsize = (int64_t)kn_dtype_size(q->dst_dtype);
-    return (share){ .src = (const char *)q->src + from * esize,
+    return (share){ .src = (char *)(uintptr_t)q->src + from * esize,
                     .stride = stride * esize,
                     .count = count,
                     .dst = (char *)q->dst + to * dsize,
@@ -260,11 +242,8 @@ static bool all_reduce(kn_message_comm *c, const kn_comm_call *call, kn_stream *
             if (slice > 0) {
                 share mine = share_of(q, p->begin, slice, p->begin + me * slice, slice);
                 h[shares++] = mine;
-                result[results++] = (kn_message_part){ .send = mine.dst,
-                                                       .send_bytes = slice * dsize,
-                                                       .receive = dst,
-                                                       .receive_stride = slice * dsize,
-                                                       .receive_bytes = slice * dsize };
+                result[results++] = (kn_message_part){ { mine.dst, 0, slice * dsize },
+                                                       { dst, slice * dsize, slice * dsize } };
             }
             int64_t from = p->begin + n * slice;
             if (rest > 0)
@@ -308,16 +287,6 @@ static bool broadcast(kn_message_comm *c, const kn_comm_call *call)
     return true;
 }
 
-/* data = data and other, of which no order matters. */
-static void combine(kn_comm_kind kind, void *data, const void *other, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (kind == KN_CALL_MAX_F32)
-            ((float *)data)[i] = kn_comm_larger(((float *)data)[i], ((const float *)other)[i]);
-        else /* wraps like the machine does */
-            ((uint64_t *)data)[i] += ((const uint64_t *)other)[i];
-}
-
 /* Sums of i64 and maxima of f32, by recursive doubling: in step k ranks whose numbers differ in bit
  * k exchange what they have so far. Ranks from the largest power of two on give theirs to a lower
  * one first, and get the result from it. */
@@ -337,13 +306,13 @@ static bool scalars(kn_message_comm *c, const kn_comm_call *call)
         if (n > pow && !exchange_one(c, call, above, data, below, c->room, bytes, KN_TAG_DATA))
             return false;
         if (below >= 0)
-            combine(call->kind, data, c->room, some);
+            kn_comm_combine(call->kind, data, c->room, some);
         for (int bit = 1; bit < pow; bit *= 2) {
             int peer = me < pow ? me ^ bit : KN_TO_NONE;
             if (!exchange_one(c, call, peer, data, peer, c->room, bytes, KN_TAG_DATA))
                 return false;
             if (peer >= 0)
-                combine(call->kind, data, c->room, some);
+                kn_comm_combine(call->kind, data, c->room, some);
         }
         if (n > pow && !exchange_one(c, call, below, data, above, data, bytes, KN_TAG_RESULT))
             return false;

@@ -35,13 +35,15 @@ typedef struct kn_message_word {
 typedef struct kn_message_world kn_message_world;
 typedef struct kn_message_comm kn_message_comm;
 
-/* A part of the messages of an exchange. The bytes for rank j, or from it, lie j strides further
- * on; none if bytes is 0. */
+/* Bytes for rank j, or from it: they lie j strides further on; none if bytes is 0. */
+typedef struct kn_message_side {
+    char *at; /* what is sent is only read */
+    int64_t stride, bytes;
+} kn_message_side;
+
+/* A part of the messages of an exchange. */
 typedef struct kn_message_part {
-    const char *send;
-    int64_t send_stride, send_bytes;
-    char *receive;
-    int64_t receive_stride, receive_bytes;
+    kn_message_side send, receive;
 } kn_message_part;
 
 enum { KN_MESSAGE_PARTS = 2 * KN_COMM_PIECES };
@@ -54,9 +56,15 @@ typedef struct kn_message_parts {
     int to, from; /* to and from this rank only, KN_TO_ALL: all others, KN_TO_NONE: none */
 } kn_message_parts;
 
-/* Bytes of the message to rank j, and of the one from it; 0: there is none. me: this rank. */
-int64_t kn_message_send_bytes(const kn_message_parts *p, int me, int j);
-int64_t kn_message_receive_bytes(const kn_message_parts *p, int me, int j);
+/* What part i of p sends to rank j (sends), or receives from it. */
+static inline kn_message_side kn_message_at(const kn_message_parts *p, int i, int j, bool sends)
+{
+    kn_message_side m = sends ? p->part[i].send : p->part[i].receive;
+    m.at += j * m.stride;
+    return m;
+}
+/* Bytes of the message to rank j, or of the one from it; 0: there is none. me: this rank. */
+int64_t kn_message_bytes(const kn_message_parts *p, int me, int j, bool sends);
 
 /* The differences between back ends. */
 typedef struct kn_transport {
@@ -78,20 +86,25 @@ typedef struct kn_transport {
     bool (*drained)(kn_message_world *w, int r);
 } kn_transport;
 
+/* What is known of a rank. */
+typedef struct kn_message_peer {
+    _Atomic int left;
+    kn_call_note last; /* its last known call */
+    int64_t here;      /* its answer to where, in family here_of; -1: none yet */
+    double answered;   /* time of its last answer to where */
+} kn_message_peer;
+
 /* First member of a back end's world. */
 struct kn_message_world {
     const kn_transport *by;
     kn_comm *first; /* the world */
     pthread_t main;
-    pthread_mutex_t lock; /* guards the receiving of words, and last, here */
-    _Atomic bool told;    /* it was sent to the others */
-    _Atomic int loudest;  /* the lowest rank that reported an error; INT32_MAX: none */
-    _Atomic int *left;    /* [size] */
-    kn_call_note *last;   /* [size] the last known call of each rank */
-    int64_t *here;        /* [size] the answers to where, in family here_of; -1: none yet */
+    pthread_mutex_t lock;  /* guards the receiving of words, and peer but for left */
+    _Atomic bool told;     /* it was sent to the others */
+    _Atomic int loudest;   /* the lowest rank that reported an error; INT32_MAX: none */
+    kn_message_peer *peer; /* [size] */
     int here_of;
-    double *answered; /* [size] time of each rank's last answer to where */
-    double asked;     /* time of this rank's last where */
+    double asked; /* time of this rank's last where */
 };
 
 /* First member of a back end's communicator. */
@@ -103,7 +116,10 @@ struct kn_message_comm {
     char *room;          /* the others' messages, of room_bytes; taken when needed */
     size_t room_bytes;
     double left_since; /* when this call first saw that a rank it waits for has left; 0: not yet */
-    /* How long this exchange had waited when it looked for late ranks, and the time of that. */
+    /* How long this exchange has waited, and until when that was counted; after how long it sends
+     * where again. */
+    double waited, counted, ask;
+    /* How long it had waited when it looked for late ranks, 0: not yet; and the time of that. */
     double asked_late, asked_at;
 };
 
@@ -124,11 +140,13 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word);
 void kn_message_say_goodbye(kn_message_world *w);
 /* True while no known reason keeps rank peer of c from coming to call; false with an error. */
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer);
-void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer);
-/* The exchange has waited for so many seconds. False with an error once that is more than limit and
- * the missing rank is found: a rank that doesn't answer where it is. One that answers waits itself,
- * for a rank that it will name, and is waited for as long again. */
-bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit);
+/* An exchange of c begins to wait; and goes on, while something of it, as with rank peer, isn't
+ * done (moved: a part has been since). False with an error: no known reason may keep the rank from
+ * coming to call, nor may it be late: missing for longer than the timeout, and silent when it is
+ * asked where it is. One that answers waits itself, for a rank that it will name, and is waited for
+ * as long again. */
+void kn_message_wait_begin(kn_message_comm *c);
+bool kn_message_wait_on(kn_message_comm *c, const kn_comm_call *call, int peer, bool moved);
 /* Entries of kn_comm_ops. */
 void kn_message_ops_tell(kn_comm *c);
 /* Exchanges words for a moment: if several ranks found an error at once, the lowest speaks. */

@@ -1,44 +1,39 @@
 /* comm/messages/messages_world.c: the control words beside messages, and all the reasons why a
  * message may never come (messages.h). */
-#include "kernels/trace.h"
 #include "comm/messages/messages.h"
+#include "kernels/kernels_internal.h"
+#include "kernels/trace.h"
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 /* An error takes less than this to reach the other ranks. */
 #define ROUND_S 0.1
 /* So does a message that was sent before a rank left. */
 #define LEFT_S 0.25
-/* Time to wait for answers to where; time between two of them for calls on a device. */
-#define ANSWER_S 0.5
-#define ASK_S    1.0
+/* When a wait first sends where. Time to wait for answers; time between two of them for calls on a
+ * device. */
+#define ASK_AFTER_S 0.05
+#define ANSWER_S    0.5
+#define ASK_S       1.0
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
 bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int size)
 {
-    size_t n = (size_t)size;
     w->by = by;
     w->main = pthread_self();
     pthread_mutex_init(&w->lock, NULL);
     atomic_store(&w->loudest, INT32_MAX);
-    w->left = kn_host_calloc(n, sizeof *w->left);
-    w->last = kn_host_calloc(n, sizeof *w->last);
-    w->here = kn_host_calloc(n, sizeof *w->here);
-    w->answered = kn_host_calloc(n, sizeof *w->answered);
-    return w->left && w->last && w->here && w->answered;
+    w->peer = kn_host_calloc((size_t)size, sizeof *w->peer);
+    return w->peer != NULL;
 }
 
 void kn_message_world_end(kn_message_world *w)
 {
     if (w->by)
         pthread_mutex_destroy(&w->lock);
-    kn_host_free(w->left);
-    kn_host_free(w->last);
-    kn_host_free(w->here);
-    kn_host_free(w->answered);
+    kn_host_free(w->peer);
 }
 
 bool kn_message_comm_begin(kn_message_comm *c, int size)
@@ -145,18 +140,18 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
         kn_poison_set(poison_of(w), r, word->text);
         return true;
     case KN_WORD_LEFT:
-        atomic_store(&w->left[r], 1);
+        atomic_store(&w->peer[r].left, 1);
         return true;
     case KN_WORD_HERE:
         pthread_mutex_lock(&w->lock);
-        w->answered[r] = kn_now();
+        w->peer[r].answered = kn_now();
         if (word->family == w->here_of)
-            w->here[r] = word->launched;
+            w->peer[r].here = word->launched;
         pthread_mutex_unlock(&w->lock);
         return true;
     case KN_WORD_WHERE:
         pthread_mutex_lock(&w->lock);
-        w->last[r] = word->note;
+        w->peer[r].last = word->note;
         pthread_mutex_unlock(&w->lock);
         answer(w, r, word->family);
         return in_step(w, r, word);
@@ -165,7 +160,7 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
     }
 }
 
-void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer)
+static void ask_where(kn_message_comm *c, const kn_comm_call *call, int peer)
 {
     kn_message_word word = { .what = KN_WORD_WHERE,
                              .note = kn_call_note_of(&c->base, call),
@@ -191,7 +186,8 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
     kn_poison *poison = poison_of(c->w);
     if (!kn_unpoisoned(poison) || !c->w->by->listen(c->w) || !kn_unpoisoned(poison))
         return false;
-    if (!atomic_load(&c->w->left[owner]) || (c->w->by->drained && !c->w->by->drained(c->w, owner)))
+    if (!atomic_load(&c->w->peer[owner].left) ||
+        (c->w->by->drained && !c->w->by->drained(c->w, owner)))
         return true;
     if (c->left_since == 0)
         c->left_since = kn_now();
@@ -208,52 +204,72 @@ static bool late(kn_message_comm *c, const kn_comm_call *call, int peer, double 
     kn_call_note last;
     int owner = c->base.member[peer];
     pthread_mutex_lock(&c->w->lock);
-    last = c->w->last[owner];
+    last = c->w->peer[owner].last;
     pthread_mutex_unlock(&c->w->lock);
     return kn_call_timeout(&c->base, call, c->w->first->rank, owner, limit,
                            last.kind == KN_CALL_NONE ? NULL : &last, true);
 }
 
-static void ask_open(kn_message_comm *c, const kn_comm_call *call, double waited)
+static void ask_open(kn_message_comm *c, const kn_comm_call *call)
 {
-    c->asked_late = waited;
+    c->asked_late = c->waited;
     c->asked_at = kn_now();
     for (int i = 0; i < c->base.size; i++)
         if (c->w->by->open(c, i))
-            kn_message_ask_where(c, call, i);
+            ask_where(c, call, i);
 }
 
-bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit)
+static bool in_time(kn_message_comm *c, const kn_comm_call *call)
 {
+    double limit = kn_comm_timeout(&c->base);
     double most = limit + (limit > 3 * ANSWER_S ? limit : 3 * ANSWER_S);
     int missing = -1;
     bool silent = false;
-    if (waited <= limit) {
+    if (c->waited <= limit) {
         c->asked_late = 0;
         return true;
     }
     if (c->asked_late == 0)
-        ask_open(c, call, waited);
-    if (waited - c->asked_late < ANSWER_S)
+        ask_open(c, call);
+    if (c->waited - c->asked_late < ANSWER_S)
         return true;
     pthread_mutex_lock(&c->w->lock);
     for (int i = 0; i < c->base.size && !silent; i++) {
         if (!c->w->by->open(c, i))
             continue;
         missing = i;
-        silent = c->w->answered[c->base.member[i]] < c->asked_at;
+        silent = c->w->peer[c->base.member[i]].answered < c->asked_at;
     }
     pthread_mutex_unlock(&c->w->lock);
-    if (missing < 0 || (!silent && waited < most)) {
-        ask_open(c, call, waited);
+    if (missing < 0 || (!silent && c->waited < most)) {
+        ask_open(c, call);
         return true;
     }
     return late(c, call, missing, limit);
 }
 
-static void pause_for(double seconds)
+void kn_message_wait_begin(kn_message_comm *c)
 {
-    nanosleep(&(struct timespec){ .tv_nsec = (long)(seconds * 1e9) }, NULL);
+    c->waited = c->asked_late = 0;
+    c->counted = kn_now();
+    c->ask = ASK_AFTER_S;
+}
+
+bool kn_message_wait_on(kn_message_comm *c, const kn_comm_call *call, int peer, bool moved)
+{
+    if (!kn_message_hopeful(c, call, peer))
+        return false;
+    const double now = kn_now(), passed = now - c->counted;
+    c->counted = now;
+    c->waited =
+        moved ? 0 : c->waited + (passed < 0.1 ? passed : 0.1); /* a suspended job isn't late */
+    if (!in_time(c, call))
+        return false;
+    if (c->waited > c->ask) {
+        ask_where(c, call, peer);
+        c->ask += c->ask < 2 ? c->ask : 2;
+    }
+    return true;
 }
 
 bool kn_message_ops_speaks(kn_comm *base)
@@ -263,7 +279,7 @@ bool kn_message_ops_speaks(kn_comm *base)
     tell_poison(w);
     for (double end = kn_now() + ROUND_S; kn_now() < end;) {
         w->by->listen(w);
-        pause_for(0.001);
+        kn_sleep(0.001);
     }
     first = kn_poisoned(poison_of(w), NULL);
     return (first < 0 || first == me) && atomic_load(&w->loudest) > me;
@@ -283,7 +299,7 @@ static void ask_all(kn_message_comm *c, const kn_comm_call *call)
 {
     for (int i = 0; i < c->base.size; i++)
         if (i != c->base.rank)
-            kn_message_ask_where(c, call, i);
+            ask_where(c, call, i);
 }
 
 /* The rank that got the word finds out; its poison comes back. */
@@ -311,17 +327,17 @@ void kn_message_ops_late(kn_comm *base, const kn_comm_call *call, double limit)
     pthread_mutex_lock(&w->lock);
     w->here_of = base->family->id;
     for (int r = 0; r < w->first->size; r++)
-        w->here[r] = -1;
+        w->peer[r].here = -1;
     pthread_mutex_unlock(&w->lock);
     ask_all(c, call);
-    for (double end = kn_now() + ANSWER_S; kn_now() < end; pause_for(0.001))
+    for (double end = kn_now() + ANSWER_S; kn_now() < end; kn_sleep(0.001))
         if (!kn_message_ops_healthy(base))
             return;
     int missing = -1;
     int64_t least = INT64_MAX;
     pthread_mutex_lock(&w->lock);
     for (int i = 0; i < base->size; i++) {
-        int64_t launched = w->here[c->base.member[i]];
+        int64_t launched = w->peer[c->base.member[i]].here;
         missing = i != base->rank && launched < least ? i : missing;
         least = i != base->rank && launched < least ? launched : least;
     }

@@ -46,7 +46,7 @@ static bool all_left(kn_message_world *w)
 {
     int left = 1; /* this rank */
     for (int r = 0; r < w->first->size; r++)
-        left += atomic_load(&w->left[r]);
+        left += atomic_load(&w->peer[r].left);
     return left >= w->first->size;
 }
 

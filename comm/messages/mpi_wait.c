@@ -1,14 +1,13 @@
 /* comm/messages/mpi_wait.c: exchanging messages with the other ranks by MPI (mpi_world.h). */
-#include "kernels/trace.h"
 #include "comm/messages/mpi_world.h"
+#include "kernels/kernels_internal.h"
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
-/* Looks before a wait sleeps; how long it sleeps; when it first sends where. */
-enum { LOOKS = 200, SLEEP_NS = 50 * 1000 };
-#define ASK_AFTER_S 0.05
+/* Looks before a wait sleeps; how long it sleeps. */
+enum { LOOKS = 200 };
+#define SLEEP_S 50e-6
 
 /* ---- the control channel --------------------------------------------------------------------- */
 
@@ -91,8 +90,7 @@ static int missing_peer(kn_mpi_comm *c)
 
 static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
 {
-    double waited = 0, now = kn_now(), limit = kn_comm_timeout(&c->base.base), ask = ASK_AFTER_S;
-    c->base.asked_late = 0;
+    kn_message_wait_begin(&c->base);
     for (int looks = 0;; looks++) {
         int n = 0;
         if (MPI_Testsome(2 * c->base.base.size, c->req, &n, c->done, MPI_STATUSES_IGNORE) !=
@@ -110,19 +108,10 @@ static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
         int peer = missing_peer(c);
         if (peer == c->base.base.rank)
             continue; /* the last one is just done */
-        if (!kn_message_hopeful(&c->base, call, peer))
+        if (!kn_message_wait_on(&c->base, call, peer, false))
             return false;
-        double before = now;
-        now = kn_now();
-        waited += now - before < 0.1 ? now - before : 0.1; /* a suspended job is not late */
-        if (!kn_message_in_time(&c->base, call, waited, limit))
-            return false;
-        if (waited > ask) {
-            kn_message_ask_where(&c->base, call, peer);
-            kn_mpi_forget_sent((kn_mpi_world *)c->base.w);
-            ask = ask * 2 < ask + 2 ? ask * 2 : ask + 2;
-        }
-        nanosleep(&(struct timespec){ .tv_nsec = SLEEP_NS }, NULL);
+        kn_mpi_forget_sent((kn_mpi_world *)c->base.w);
+        kn_sleep(SLEEP_S);
     }
 }
 
@@ -140,12 +129,10 @@ static int write_letter(const kn_message_parts *p, int j, bool sends, letter *l)
     MPI_Aint at[KN_MESSAGE_PARTS];
     int bytes[KN_MESSAGE_PARTS];
     for (int i = 0; i < p->parts; i++) {
-        const kn_message_part *q = &p->part[i];
-        const char *data =
-            sends ? q->send + j * q->send_stride : q->receive + j * q->receive_stride;
-        bytes[i] = (int)(sends ? q->send_bytes : q->receive_bytes);
-        MPI_Get_address(data, &at[i]);
-        *l = (letter){ (void *)(uintptr_t)data, bytes[i], MPI_BYTE, false };
+        const kn_message_side side = kn_message_at(p, i, j, sends);
+        bytes[i] = (int)side.bytes;
+        MPI_Get_address(side.at, &at[i]);
+        *l = (letter){ side.at, bytes[i], MPI_BYTE, false };
     }
     if (p->parts == 1)
         return MPI_SUCCESS;
@@ -180,12 +167,10 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
         return false;
     for (int i = 0; i < 2 * n; i++)
         c->req[i] = MPI_REQUEST_NULL;
-    for (int i = 1; i < n && ok == MPI_SUCCESS; i++)
-        if (kn_message_receive_bytes(p, me, (me + i) % n) > 0)
-            ok = post(c, p, (me + i) % n, false, tag);
-    for (int i = 1; i < n && ok == MPI_SUCCESS; i++)
-        if (kn_message_send_bytes(p, me, (me + i) % n) > 0)
-            ok = post(c, p, (me + i) % n, true, tag);
+    for (int sends = 0; sends < 2; sends++)
+        for (int i = 1; i < n && ok == MPI_SUCCESS; i++)
+            if (kn_message_bytes(p, me, (me + i) % n, sends) > 0)
+                ok = post(c, p, (me + i) % n, sends, tag);
     if (ok != MPI_SUCCESS)
         return kn_fail("%s %s: MPI cannot send or receive: another rank or the network is gone",
                        kn_comm_kind_name(call->kind), call->label ? call->label : "-");

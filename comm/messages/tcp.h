@@ -171,6 +171,30 @@ bool kn_tcp_admit(int listener, size_t size, double deadline,
                   int (*admit)(void *arg, int fd, const void *message), bool (*go_on)(void *arg),
                   void *arg);
 
+/* ---- the lobby (lobby.c) --------------------------------------------------------------------- */
+
+/* Where rank 0 waits for the others. */
+typedef struct kn_lobby {
+    int size, missing; /* ranks; those that aren't here */
+    kn_tcp_link *link; /* [size] control: the connection to the rank that came; -1: none */
+    char error[240];   /* why the last arrival is refused; empty: it may enter */
+    char refused[240]; /* the last such reason */
+} kn_lobby;
+
+/* The seat of a rank that left again is free. */
+void kn_lobby_clear(kn_lobby *l, int rank);
+/* Whether a process may enter that says it is rank of size. */
+bool kn_lobby_judge(kn_lobby *l, int rank, int size, bool same_version);
+/* It enters; 1 where all are here, else 0. */
+int kn_lobby_enter(kn_lobby *l, int rank, int fd);
+/* The error of ranks that didn't come to where; false. */
+bool kn_lobby_late(const kn_lobby *l, const char *where);
+bool kn_lobby_tell(const kn_lobby *l, const void *data, size_t bytes, double deadline);
+/* All ranks say that they are ready, and are told to go on; what rank 0 does, and another, whose
+ * connection to it is fd. */
+bool kn_lobby_go(const kn_lobby *l, double deadline);
+bool kn_lobby_wait(int fd, int size, double deadline);
+
 /* tcp_wait.c */
 extern const kn_transport kn_tcp_transport;
 

@@ -11,13 +11,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-static uint64_t hash(uint64_t h, const char *text)
-{
-    for (; *text; text++) /* FNV-1a */
-        h = (h ^ (unsigned char)*text) * UINT64_C(0x100000001b3);
-    return h;
-}
-
 /* The host and network of this process. */
 static void find_here(uint64_t *host, uint64_t *net)
 {
@@ -27,12 +20,12 @@ static void find_here(uint64_t *host, uint64_t *net)
                  readlink("/proc/self/ns/net", space, sizeof space - 1) > 0;
     if (fd >= 0)
         close(fd);
-    uint64_t h = hash(hash(UINT64_C(0xcbf29ce484222325), boot), space);
+    uint64_t h = kn_hash64(kn_hash_string(boot), kn_hash_string(space));
     if (!known && getrandom(&h, sizeof h, 0) != (ssize_t)sizeof h)
         h = (uint64_t)getpid(); /* shares it with no other */
     *net = h;
     gethostname(name, sizeof name - 1); /* containers of one machine are hosts of their own */
-    *host = hash(h, name);
+    *host = kn_hash64(h, kn_hash_string(name));
 }
 
 bool kn_tcp_is_loopback(const uint8_t *a)

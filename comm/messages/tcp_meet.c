@@ -61,11 +61,10 @@ typedef struct meeting {
     kn_tcp_seat own;       /* of this rank */
     kn_tcp_seat *seat;     /* [size] */
     uint64_t (*nonces)[2]; /* [size] rank 0: of the rank there */
-    kn_tcp_link *link;
+    kn_lobby lobby;
+    kn_tcp_link *link; /* the lobby's */
     bool exposed;      /* this rank listens at more than a loopback */
-    int missing;       /* ranks */
     answer said;       /* rank 0: to the last arrival */
-    char refused[240]; /* why a rank was last refused */
     char why[240];     /* rank 0 can't be reached */
 } meeting;
 
@@ -141,33 +140,6 @@ static bool open_door(meeting *m)
     return true;
 }
 
-/* The fault of this hello of our job, as text; empty: none. */
-static void judge(const meeting *m, const hello *h, char *error, size_t size)
-{
-    error[0] = 0;
-    if (h->word != sizeof(kn_message_word))
-        snprintf(error, size, "rendezvous: rank %d runs another version of libknap than rank 0",
-                 h->rank);
-    else if (h->size != m->size)
-        snprintf(error, size,
-                 "WORLD_SIZE is %d on rank 0 and %d on rank %d: give every rank the same", m->size,
-                 h->size, h->rank);
-    else if (h->rank < 1 || h->rank >= m->size || m->link[h->rank].control >= 0)
-        snprintf(error, size,
-                 "two processes say that they are rank %d of %d: give each its own RANK", h->rank,
-                 m->size);
-}
-
-/* The seat of a rank that left again is free. */
-static void clear_seat(meeting *m, int r)
-{
-    if (m->link[r].control < 0 || !kn_tcp_is_gone(m->link[r].control))
-        return;
-    close(m->link[r].control);
-    m->link[r].control = -1;
-    m->missing++;
-}
-
 static bool reply(meeting *m, int fd, const uint64_t *nonce)
 {
     words w;
@@ -188,16 +160,13 @@ static int admit_hello(void *arg, int fd, const void *message)
     words_of_hello(&h, w);
     if (memcmp(h.magic, MAGIC, sizeof h.magic) != 0 || !kn_tcp_sealed(m->key, 'H', w, 6, h.seal))
         return -1; /* a stranger, or another job that looks for its rank 0 */
-    bool there = h.rank >= 1 && h.rank < m->size;
-    if (there)
-        clear_seat(m, h.rank);
-    if (there && m->link[h.rank].control >= 0 &&
+    kn_lobby_clear(&m->lobby, h.rank);
+    if (h.rank >= 1 && h.rank < m->size && m->link[h.rank].control >= 0 &&
         memcmp(m->nonces[h.rank], h.nonce, sizeof h.nonce) == 0)
         return -1; /* the same process, by another address */
-    judge(m, &h, m->said.error, sizeof m->said.error);
-    if (m->said.error[0])
-        memcpy(m->refused, m->said.error, sizeof m->refused);
-    if (!reply(m, fd, h.nonce) || m->said.error[0] || !kn_tcp_seat_sound(&h.seat))
+    bool welcome = kn_lobby_judge(&m->lobby, h.rank, h.size, h.word == sizeof(kn_message_word));
+    memcpy(m->said.error, m->lobby.error, sizeof m->said.error);
+    if (!reply(m, fd, h.nonce) || !welcome || !kn_tcp_seat_sound(&h.seat))
         return -1;
     m->seat[h.rank] = h.seat;
     if (kn_tcp_address_of(fd, false, from)) /* by that one it got here */
@@ -205,11 +174,7 @@ static int admit_hello(void *arg, int fd, const void *message)
     if (kn_tcp_address_of(fd, true, from) && m->own.net != h.seat.net)
         kn_tcp_seat_add(&m->seat[0], from, true);
     memcpy(m->nonces[h.rank], h.nonce, sizeof h.nonce);
-    m->link[h.rank].control = fd;
-    m->missing--;
-    for (int r = 1; r < m->size && m->missing == 0; r++)
-        clear_seat(m, r);
-    return m->missing == 0;
+    return kn_lobby_enter(&m->lobby, h.rank, fd);
 }
 
 /* Our file is there; else a later attempt has one in its place, and the ranks go there. */
@@ -220,25 +185,6 @@ static bool file_stands(void *arg)
         return true;
     m->look = kn_now() + LOOK_S;
     return kn_tcp_file_stands(m->place->host, &m->file);
-}
-
-static const char *list_missing(const meeting *m, char *buf, size_t size)
-{
-    size_t used = 0;
-    buf[0] = 0;
-    for (int r = 1; r < m->size && used + 16 < size; r++)
-        if (m->link[r].control < 0)
-            used += (size_t)snprintf(buf + used, size - used, "%s%d", used ? ", " : "", r);
-    return buf;
-}
-
-static bool tell_all(const meeting *m, const void *data, size_t bytes)
-{
-    bool ok = true;
-    for (int r = 1; r < m->size && ok; r++)
-        ok = kn_tcp_send(m->link[r].control, data, bytes, m->deadline) ||
-             kn_fail("rendezvous: rank %d came and left again", r);
-    return ok;
 }
 
 /* Ranks that came learn, in the place of the table, why there is none. */
@@ -252,26 +198,20 @@ static void dismiss(meeting *m)
 
 static bool lead(meeting *m)
 {
-    char who[160], at[400];
-    m->missing = m->size - 1;
+    char at[400];
     if (!kn_tcp_admit(m->listener, sizeof(hello), m->deadline, admit_hello, file_stands, m)) {
         if (kn_ok() && kn_now() < m->deadline)
             return kn_fail("rendezvous: %s was removed or replaced while rank 0 of %d waited: "
                            "another rank 0 meets its ranks there",
                            m->place->host, m->size);
         if (kn_ok())
-            kn_fail("rendezvous: rank 0 of %d waited %g s %s, and rank %s did not come: are all %d "
-                    "ranks started, and may they connect to here? (to wait longer: KNAP_TIMEOUT)"
-                    "%s%s",
-                    m->size, kn_comm_default_timeout(), where(m->place, at, sizeof at),
-                    list_missing(m, who, sizeof who), m->size, m->refused[0] ? "; refused: " : "",
-                    m->refused);
+            kn_lobby_late(&m->lobby, where(m->place, at, sizeof at));
         dismiss(m);
         return false;
     }
     m->said.error[0] = 0;
-    return tell_all(m, &m->said, sizeof m->said) &&
-           tell_all(m, m->seat, (size_t)m->size * sizeof *m->seat);
+    return kn_lobby_tell(&m->lobby, &m->said, sizeof m->said, m->deadline) &&
+           kn_lobby_tell(&m->lobby, m->seat, (size_t)m->size * sizeof *m->seat, m->deadline);
 }
 
 /* ---- the others ------------------------------------------------------------------------------ */
@@ -406,22 +346,6 @@ static bool follow(meeting *m)
 
 /* ---- all ranks ------------------------------------------------------------------------------- */
 
-/* No rank goes on before all are connected. */
-static bool go(meeting *m)
-{
-    char here = 'h';
-    if (m->rank > 0)
-        return (kn_tcp_send(m->link[0].control, &here, 1, m->deadline) &&
-                kn_tcp_receive(m->link[0].control, &here, 1, m->deadline)) ||
-               kn_fail("rendezvous: rank 0 gave up before all %d ranks were connected; its message "
-                       "has the reason",
-                       m->size);
-    for (int r = 1; r < m->size; r++)
-        if (!kn_tcp_receive(m->link[r].control, &here, 1, m->deadline))
-            return kn_fail("rendezvous: rank %d came and did not connect to all others", r);
-    return tell_all(m, "g", 1);
-}
-
 static bool begin(meeting *m)
 {
     m->deadline = kn_now() + kn_comm_default_timeout();
@@ -448,7 +372,12 @@ static void warn(const meeting *m)
 bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *link, int *local_rank,
                  int *local_size)
 {
-    meeting m = { .place = place, .rank = rank, .size = size, .listener = -1, .link = link };
+    meeting m = { .place = place,
+                  .rank = rank,
+                  .size = size,
+                  .listener = -1,
+                  .lobby = { .size = size, .missing = size - 1, .link = link },
+                  .link = link };
     bool ok = begin(&m) && (rank == 0 ? open_door(&m) && lead(&m) : follow(&m));
     kn_tcp_table table = { .key = m.key,
                            .number = { m.number[0], m.number[1] },
@@ -458,7 +387,9 @@ bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *lin
                            .deadline = m.deadline,
                            .net = m.own.net,
                            .seat = m.seat };
-    ok = ok && kn_tcp_connect_all(&table, link) && go(&m);
+    ok = ok && kn_tcp_connect_all(&table, link) &&
+         (rank == 0 ? kn_lobby_go(&m.lobby, m.deadline)
+                    : kn_lobby_wait(link[0].control, size, m.deadline));
     *local_rank = *local_size = 0;
     for (int r = 0; ok && r < size; r++) {
         *local_size += m.seat[r].host == m.own.host;

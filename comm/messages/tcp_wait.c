@@ -1,18 +1,17 @@
 /* comm/messages/tcp_wait.c: exchanging messages with the other ranks over TCP, and words beside
  * them (tcp.h). */
-#include "kernels/trace.h"
 #include "comm/messages/tcp.h"
+#include "kernels/kernels_internal.h"
+#include "kernels/trace.h"
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #define MAGIC UINT32_C(0x706e6b02)
-/* When a wait first sends where; time for words that explain a broken connection. */
-#define ASK_AFTER_S 0.05
-#define EXPLAIN_S   0.4
+/* Time for words that explain a broken connection. */
+#define EXPLAIN_S 0.4
 /* Words of a rank that are heard before the caller looks at the time again. */
 enum { SLEEP_MS = 5, WORDS_A_TURN = 64 };
 
@@ -45,7 +44,7 @@ static void tell(kn_message_world *base, int r, const kn_message_word *word)
         flush(l);
         if (l->left == 0 || word->what != KN_WORD_POISON || i == 20)
             break;
-        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL); /* it is worth a wait */
+        kn_sleep(0.005); /* it is worth a wait */
     }
     if (l->control >= 0 &&
         l->left == 0) { /* else nothing reads there: words less than poison can go */
@@ -79,7 +78,7 @@ static bool died(kn_tcp_world *w, int r)
     char last[256] = "none";
     kn_call_note note;
     pthread_mutex_lock(&w->base.lock);
-    note = w->base.last[r];
+    note = w->base.peer[r].last;
     pthread_mutex_unlock(&w->base.lock);
     if (note.kind != KN_CALL_NONE)
         kn_call_describe(&note, last, sizeof last);
@@ -97,7 +96,7 @@ static bool hear_all(kn_tcp_world *w)
         for (int i = 0; i < WORDS_A_TURN && next_word(w, r, &word); i++)
             if (!kn_message_heard(base, r, &word))
                 return false;
-        if (w->link[r].ended && !atomic_load(&base->left[r]) && gone < 0)
+        if (w->link[r].ended && !atomic_load(&base->peer[r].left) && gone < 0)
             gone = r;
     }
     return gone < 0 || kn_poisoned(base->first->world->poison, NULL) >= 0 || died(w, gone);
@@ -117,9 +116,10 @@ static bool listen_to_all(kn_message_world *base)
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static int64_t total(const kn_tcp_flow *f)
+/* There is a message, and a part of it is still to come or to go. */
+static bool is_under_way(const kn_tcp_flow *f)
 {
-    return (int64_t)sizeof f->head + f->head.bytes;
+    return f->head.bytes > 0 && f->done < (int64_t)sizeof f->head + f->head.bytes;
 }
 
 /* The result of a socket call: 1 some bytes moved, 0 none, -1 the connection is gone. */
@@ -133,15 +133,11 @@ static void spans_of(const kn_message_parts *p, int peer, bool sends, int64_t at
                      struct iovec *span, size_t *count)
 {
     for (int i = 0; i < p->parts; i++) {
-        const kn_message_part *q = &p->part[i];
-        int64_t bytes = sends ? q->send_bytes : q->receive_bytes;
-        const char *data =
-            sends ? q->send + peer * q->send_stride : q->receive + peer * q->receive_stride;
-        int64_t skip = at < bytes ? at : bytes;
+        const kn_message_side side = kn_message_at(p, i, peer, sends);
+        const int64_t skip = at < side.bytes ? at : side.bytes;
         at -= skip;
-        if (bytes > skip)
-            span[(*count)++] =
-                (struct iovec){ (char *)(uintptr_t)data + skip, (size_t)(bytes - skip) };
+        if (side.bytes > skip)
+            span[(*count)++] = (struct iovec){ side.at + skip, (size_t)(side.bytes - skip) };
     }
 }
 
@@ -177,7 +173,7 @@ static bool unexplained(kn_tcp_comm *c, const kn_comm_call *call, int peer)
     for (double end = kn_now() + EXPLAIN_S; kn_now() < end;) {
         if (!kn_message_hopeful(&c->base, call, peer))
             return false;
-        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+        kn_sleep(0.001);
     }
     return true;
 }
@@ -221,7 +217,7 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
         kn_tcp_flow *f = &c->flow[i];
         kn_tcp_head came = { 0 }, *head = &f->head;
         int peer = i % n, fd = w->link[c->base.base.member[peer]].data, moved = 0;
-        if (f->head.bytes <= 0 || f->done == total(f))
+        if (!is_under_way(f))
             continue;
         if (i >= n && !f->checked) { /* the whole message is compared */
             ssize_t seen = recv(fd, &came, sizeof came, MSG_DONTWAIT | MSG_PEEK);
@@ -240,8 +236,8 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
         if (moved < 0)
             return lost(c, call, peer);
         g->moved |= moved > 0;
-        g->open += f->done < total(f);
-        g->peer = f->done < total(f) && (g->peer < 0 || i >= n) ? peer : g->peer;
+        g->open += is_under_way(f);
+        g->peer = is_under_way(f) && (g->peer < 0 || i >= n) ? peer : g->peer;
     }
     return true;
 }
@@ -249,8 +245,7 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
 static bool is_open(kn_message_comm *base, int peer)
 {
     const kn_tcp_flow *out = &((kn_tcp_comm *)base)->flow[peer], *in = out + base->base.size;
-    return (out->head.bytes > 0 && out->done < total(out)) ||
-           (in->head.bytes > 0 && in->done < total(in));
+    return is_under_way(out) || is_under_way(in);
 }
 
 /* A leaving rank ends its connections, behind the last byte. */
@@ -267,10 +262,8 @@ static void doze(kn_tcp_comm *c)
     kn_tcp_world *w = (kn_tcp_world *)c->base.w;
     int n = c->base.base.size, count = 0;
     for (int i = 0; i < n; i++) {
-        const kn_tcp_flow *out = &c->flow[i], *in = &c->flow[n + i];
         const kn_tcp_link *l = &w->link[c->base.base.member[i]];
-        bool sends = out->head.bytes > 0 && out->done < total(out);
-        bool comes = in->head.bytes > 0 && in->done < total(in);
+        bool sends = is_under_way(&c->flow[i]), comes = is_under_way(&c->flow[n + i]);
         if (sends || comes)
             c->polled[count++] =
                 (struct pollfd){ l->data, (short)((sends ? POLLOUT : 0) | (comes ? POLLIN : 0)),
@@ -283,8 +276,7 @@ static void doze(kn_tcp_comm *c)
 
 static bool wait_all(kn_tcp_comm *c, const kn_comm_call *call)
 {
-    double waited = 0, now = kn_now(), limit = kn_comm_timeout(&c->base.base), ask = ASK_AFTER_S;
-    c->base.asked_late = 0;
+    kn_message_wait_begin(&c->base);
     for (int turns = 0;; turns++) {
         progress g;
         if (!turn(c, call, &g))
@@ -293,19 +285,8 @@ static bool wait_all(kn_tcp_comm *c, const kn_comm_call *call)
             return true;
         if (g.moved && turns % 64)
             continue;
-        if (!kn_message_hopeful(&c->base, call, g.peer))
+        if (!kn_message_wait_on(&c->base, call, g.peer, g.moved))
             return false;
-        double before = now;
-        now = kn_now();
-        waited += now - before < 0.1 ? now - before : 0.1; /* a suspended job is not late */
-        if (g.moved)
-            waited = 0;
-        if (!kn_message_in_time(&c->base, call, waited, limit))
-            return false;
-        if (waited > ask) {
-            kn_message_ask_where(&c->base, call, g.peer);
-            ask = ask * 2 < ask + 2 ? ask * 2 : ask + 2;
-        }
         if (!g.moved)
             doze(c);
     }
@@ -325,8 +306,8 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
             .magic = MAGIC, .tag = tag, .comm = base->base.id, .number = c->exchanges
         };
         c->flow[j] = c->flow[n + j] = (kn_tcp_flow){ .head = head };
-        c->flow[j].head.bytes = kn_message_send_bytes(p, me, j);
-        c->flow[n + j].head.bytes = kn_message_receive_bytes(p, me, j);
+        c->flow[j].head.bytes = kn_message_bytes(p, me, j, true);
+        c->flow[n + j].head.bytes = kn_message_bytes(p, me, j, false);
     }
     return wait_all(c, call);
 }

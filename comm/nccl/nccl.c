@@ -69,14 +69,6 @@ static bool scratch(job *j, size_t bytes)
     return true;
 }
 
-static bool convert(const job *j, void *dst, kn_dtype to, const void *src, kn_dtype from,
-                    int64_t count)
-{
-    kn_copy_args args = { kn_array_make(dst, to, 1, &count),
-                          kn_array_make((void *)(uintptr_t)src, from, 1, &count) };
-    return count == 0 || KN_LAUNCH(j->s, KN_K_COPY, args);
-}
-
 /* dst = acc + the n parts, which lie one after the other, stride elements apart; dtypes as p's.
  * wide: room for count values in f32 (f64), used if one kernel doesn't take all parts. */
 static bool sum(const job *j, const kn_comm_piece *p, void *dst, const void *acc, const char *part,
@@ -87,7 +79,7 @@ static bool sum(const job *j, const kn_comm_piece *p, void *dst, const void *acc
     bool blocks = n > KN_SUM_N_MAX;
     if (count == 0)
         return true;
-    if (blocks && acc && !convert(j, wide, room, acc, p->dst_dtype, count))
+    if (blocks && acc && !kn_copy_run(j->s, wide, room, acc, p->dst_dtype, count))
         return false;
     for (int at = 0; at < n; at += KN_SUM_N_MAX) {
         kn_sum_n_args args = { .dst = blocks ? wide : dst,
@@ -101,7 +93,7 @@ static bool sum(const job *j, const kn_comm_piece *p, void *dst, const void *acc
         if (!KN_LAUNCH(j->s, KN_K_SUM_N, args))
             return false;
     }
-    return !blocks || convert(j, dst, p->dst_dtype, wide, room, count);
+    return !blocks || kn_copy_run(j->s, dst, p->dst_dtype, wide, room, count);
 }
 
 /* Rank r's elements [r * step, ...) of src go to rank r; here arrive everyone's for this rank, step
@@ -309,8 +301,8 @@ static int move_slices(const job *j, const kn_comm_piece *p, char *scratch)
 
 static bool copy_slices(const job *j, const kn_comm_piece *p, char *scratch)
 {
-    return !ordered(p) ||
-           convert(j, p->dst, p->dst_dtype, slices_of(j, p, scratch).whole, p->dst_dtype, p->count);
+    return !ordered(p) || kn_copy_run(j->s, p->dst, p->dst_dtype, slices_of(j, p, scratch).whole,
+                                      p->dst_dtype, p->count);
 }
 
 static bool all_reduce(job *j)

@@ -10,6 +10,7 @@
  * after the end is found. */
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/environment.h"
+#include "kernels/memory_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -72,16 +73,14 @@ static size_t round_up(size_t n, size_t to)
 
 /* ---- size classes ------------------------------------------------------------------------ */
 
-/* Class c < 8 holds (c + 1) * 64 bytes; then with k = c / 8 - 1 and j = c % 8, class c holds
- * (9 + j) * 64 * 2^k bytes. */
-static size_t class_size(int c)
+size_t kn_class_size(int c)
 {
     if (c < 8)
         return (size_t)(c + 1) * 64;
     return (size_t)(9 + c % 8) * 64 << (c / 8 - 1);
 }
 
-static int class_of(size_t bytes)
+int kn_size_class(size_t bytes)
 {
     if (bytes <= 512)
         return (int)((bytes + 63) / 64) - 1;
@@ -109,7 +108,7 @@ static void *map_aligned(size_t bytes, size_t align)
 
 static size_t mapped_size(int c)
 {
-    return round_up(class_size(c), PAGE);
+    return round_up(kn_class_size(c), PAGE);
 }
 
 static void *map_large(int c)
@@ -130,7 +129,7 @@ static slab *slab_of(void *p)
 
 static void *cut(int c)
 {
-    size_t bytes = class_size(c);
+    size_t bytes = kn_class_size(c);
     slab *s = pool.open[c];
     if (!s || s->used + bytes > SLAB) {
         s = map_aligned(SLAB, SLAB);
@@ -147,7 +146,7 @@ static void *cut(int c)
 /* Unmaps the slabs without a block in use, after taking their blocks off the free lists. */
 static void trim_slabs(void)
 {
-    for (int c = 0; class_size(c) <= SMALL; c++) {
+    for (int c = 0; kn_class_size(c) <= SMALL; c++) {
         for (block **at = &pool.free[c]; *at;) {
             if (slab_of(*at)->taken == 0)
                 *at = (*at)->next;
@@ -170,7 +169,7 @@ static void trim_slabs(void)
 
 static void trim_large(void)
 {
-    for (int c = class_of(SMALL) + 1; c < CLASSES; c++) {
+    for (int c = kn_size_class(SMALL) + 1; c < CLASSES; c++) {
         while (pool.free[c]) {
             block *b = pool.free[c];
             pool.free[c] = b->next;
@@ -191,7 +190,7 @@ void kn_cpu_trim(void)
 
 static void *pool_take(int c)
 {
-    bool small = class_size(c) <= SMALL;
+    bool small = kn_class_size(c) <= SMALL;
     block *b = pool.free[c];
     if (b)
         pool.free[c] = b->next;
@@ -210,7 +209,7 @@ static void *take(kn_memory *self, size_t bytes)
         return NULL;
     if (plain)
         return aligned_alloc(KN_ALIGN, round_up(bytes, KN_ALIGN));
-    int c = class_of(bytes);
+    int c = kn_size_class(bytes);
     pthread_mutex_lock(&pool.lock);
     void *p = pool_take(c);
     if (!p) { /* idle pages of other classes may suffice */
@@ -229,12 +228,12 @@ static void give(kn_memory *self, void *p, size_t bytes)
         free(p);
         return;
     }
-    int c = class_of(bytes);
+    int c = kn_size_class(bytes);
     block *b = p;
     pthread_mutex_lock(&pool.lock);
     b->next = pool.free[c];
     pool.free[c] = b;
-    if (class_size(c) <= SMALL)
+    if (kn_class_size(c) <= SMALL)
         slab_of(p)->taken--;
     pthread_mutex_unlock(&pool.lock);
 }

@@ -70,12 +70,6 @@ void kn_onednn_threads_restore(int before);
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* Bytes rounded up, so that what follows them in a scratch is aligned. */
-static inline size_t kn_onednn_aligned(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-}
-
 /* Runs a primitive on its n arguments, if good, and lets go of them. */
 bool kn_onednn_execute(dnnl_primitive_t p, dnnl_stream_t stream, int n, dnnl_exec_arg_t *arg,
                        bool good);

@@ -58,8 +58,7 @@ static kn_conv_piece *piece_get(const call *c, int64_t samples)
 /* Scratch of a thread: both images in the primitive's order, and its own scratch. */
 static size_t scratch_bytes(const kn_conv_piece *v)
 {
-    return kn_onednn_aligned(v->part[X].bytes) + kn_onednn_aligned(v->part[Y].bytes) +
-           kn_onednn_aligned(v->scratch);
+    return KN_ALIGNED(v->part[X].bytes) + KN_ALIGNED(v->part[Y].bytes) + KN_ALIGNED(v->scratch);
 }
 
 static bool run_piece(const void *ctx, int64_t i, dnnl_stream_t stream, void *room)
@@ -75,7 +74,7 @@ static bool run_piece(const void *ctx, int64_t i, dnnl_stream_t stream, void *ro
     const int result = kn_conv_result(k->kind);
     for (int p = 0; p < PARTS; p += Y) { /* X and Y */
         inner[p] = v->part[p].reorder ? scratch : plain[p];
-        scratch += kn_onednn_aligned(v->part[p].bytes);
+        scratch += KN_ALIGNED(v->part[p].bytes);
         if (v->part[p].reorder && p != result &&
             !kn_conv_reorder(&v->part[p], false, stream, plain[p], inner[p]))
             return false;

@@ -55,9 +55,9 @@ static kn_conv_piece *slice_get(const slices *s, int64_t channels)
 static size_t slice_bytes(const slices *s, const kn_conv_piece *v)
 {
     const int64_t y = positions(&s->key) * s->each * (int64_t)kn_dtype_size((kn_dtype)s->key.t);
-    size_t bytes = kn_onednn_aligned((size_t)y) + kn_onednn_aligned(v->scratch);
+    size_t bytes = KN_ALIGNED((size_t)y) + KN_ALIGNED(v->scratch);
     for (int p = 0; p < PARTS; p++)
-        bytes += kn_onednn_aligned(v->part[p].bytes);
+        bytes += KN_ALIGNED(v->part[p].bytes);
     return bytes;
 }
 
@@ -83,11 +83,11 @@ static bool run_slice(const void *ctx, int64_t i, dnnl_stream_t stream, void *ro
     char *plain[PARTS] = { [X] = s->at[X], [W] = weights, [Y] = scratch };
     void *inner[PARTS];
     take_channels(s, scratch, first, channels);
-    scratch += kn_onednn_aligned((size_t)(positions(&s->key) * s->each) *
-                                 kn_dtype_size((kn_dtype)s->key.t));
+    scratch +=
+        KN_ALIGNED((size_t)(positions(&s->key) * s->each) * kn_dtype_size((kn_dtype)s->key.t));
     for (int p = 0; p < PARTS; p++) {
         inner[p] = v->part[p].reorder ? scratch : plain[p];
-        scratch += kn_onednn_aligned(v->part[p].bytes);
+        scratch += KN_ALIGNED(v->part[p].bytes);
         if (p != W && v->part[p].reorder &&
             !kn_conv_reorder(&v->part[p], false, stream, plain[p], inner[p]))
             return false;

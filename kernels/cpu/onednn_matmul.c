@@ -164,9 +164,9 @@ static bool product_run(product *p)
     const double flops = 2.0 * (double)p->count * (double)k->M * (double)k->N * (double)k->K;
     const int64_t tiles = p->count * p->down * p->across;
     const int64_t threads = MIN(kn_onednn_threads(flops), tiles);
-    const size_t each = kn_onednn_aligned(p->scratch);
+    const size_t each = KN_ALIGNED(p->scratch);
     const size_t wide =
-        p->bias && p->bias_t != KN_F32 ? kn_onednn_aligned((size_t)k->N * sizeof(float)) : 0;
+        p->bias && p->bias_t != KN_F32 ? KN_ALIGNED((size_t)k->N * sizeof(float)) : 0;
     const size_t bytes = wide + each * (size_t)threads;
     char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!scratch)

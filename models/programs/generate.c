@@ -1,4 +1,5 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
+#include "comm/values.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/imported_internal.h"
@@ -96,8 +97,7 @@ static bool output_failed(void *arg)
 {
     kn_comm *world = arg;
     float failed = ferror(stdout) != 0;
-    if (kn_comm_size(world) > 1)
-        kn_all_reduce_max(world, &failed, 1, kn_compute_stream(KN_CPU), "output");
+    kn_hosts_max(world, &failed, 1, "output");
     return failed != 0;
 }
 

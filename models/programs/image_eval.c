@@ -1,5 +1,6 @@
 /* models/programs/image_eval.c: each rank counts its part of the set; sums over ranks follow. */
 #include "models/programs/image_eval.h"
+#include "comm/values.h"
 #include "kernels/error.h"
 
 #include <math.h>
@@ -105,12 +106,11 @@ static bool count_batch(image_eval *e, training *t, const kn_batch *b, int64_t f
 
 static bool sum_counts(image_eval *e, kn_comm *world)
 {
-    kn_stream *s = kn_compute_stream(KN_CPU);
     int64_t all[] = { e->images, e->right, e->top5 };
-    bool ok = kn_all_reduce_i64(world, all, 3, s, "images") &&
-              kn_all_reduce_i64(world, e->of_class, 2 * e->classes, s, "images of a class") &&
-              (!e->confusion || kn_all_reduce_i64(world, e->confusion, e->classes * e->classes, s,
-                                                  "confusion matrix"));
+    bool ok = kn_hosts_sum(world, all, 3, "images") &&
+              kn_hosts_sum(world, e->of_class, 2 * e->classes, "images of a class") &&
+              (!e->confusion ||
+               kn_hosts_sum(world, e->confusion, e->classes * e->classes, "confusion matrix"));
     e->images = all[0], e->right = all[1], e->top5 = all[2];
     e->loss = kn_sum_over_ranks(world, e->loss) / (double)e->images;
     return ok && kn_ok();

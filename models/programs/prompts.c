@@ -1,5 +1,6 @@
 /* models/programs/prompts.c: how the texts of generate begin. */
 #include "models/programs/prompts.h"
+#include "comm/values.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 
@@ -37,11 +38,10 @@ static char *read_text(const char *path)
 char *share_text(char *text, const char *what, kn_comm *world)
 {
     int64_t size = text ? (int64_t)strlen(text) + 1 : 0;
-    kn_stream *stream = kn_compute_stream(KN_CPU);
     const bool ok = kn_agree(world, kn_ok()) &&
-                    kn_broadcast(world, &size, sizeof size, 0, stream, what) && size > 0 &&
+                    kn_hosts_broadcast(world, &size, sizeof size, 0, what) && size > 0 &&
                     (text || (text = kn_host_alloc((size_t)size))) &&
-                    kn_broadcast(world, text, size, 0, stream, what);
+                    kn_hosts_broadcast(world, text, (size_t)size, 0, what);
     if (ok)
         return text;
     kn_host_free(text);

@@ -116,8 +116,7 @@ bool training_open(training *t)
     if (first_rank(t) &&
         (!find(&f, out, resume, overwrite) || (!t->s->eval_only && !may_save(&f, overwrite))))
         return false;
-    if (kn_comm_size(t->world) > 1 &&
-        !kn_broadcast(t->world, &f, sizeof f, 0, kn_compute_stream(KN_CPU), "--out"))
+    if (!kn_hosts_broadcast(t->world, &f, sizeof f, 0, "--out"))
         return false;
     memcpy(t->out, f.out, sizeof t->out);
     memcpy(t->resume, f.resume, sizeof t->resume);
@@ -246,8 +245,7 @@ bool training_stop_requested(void *arg)
 {
     training *t = arg;
     float asked = stop_requested();
-    if (kn_comm_size(t->world) > 1)
-        kn_all_reduce_max(t->world, &asked, 1, kn_compute_stream(KN_CPU), "stop");
+    kn_hosts_max(t->world, &asked, 1, "stop");
     t->stop |= asked != 0;
     return t->stop;
 }

@@ -33,13 +33,12 @@ void queues_close(message_queues *o)
 static void send_to(kn_message_comm *c, const kn_message_parts *p, int j, int tag)
 {
     comm *w = (comm *)c->w;
-    int64_t bytes = kn_message_send_bytes(p, c->base.rank, j), at = 0;
+    int64_t bytes = kn_message_bytes(p, c->base.rank, j, true), at = 0;
     queued_message *l = malloc(sizeof *l + (size_t)bytes),
                    **end = &w->queues->box[c->base.member[j]][c->w->first->rank];
     *l = (queued_message){ .comm = c->base.id, .bytes = bytes, .tag = tag };
-    for (int i = 0; i < p->parts; at += p->part[i++].send_bytes)
-        memcpy(l->data + at, p->part[i].send + j * p->part[i].send_stride,
-               (size_t)p->part[i].send_bytes);
+    for (int i = 0; i < p->parts; at += p->part[i++].send.bytes)
+        memcpy(l->data + at, kn_message_at(p, i, j, true).at, (size_t)p->part[i].send.bytes);
     pthread_mutex_lock(&w->queues->lock);
     while (*end)
         end = &(*end)->next;
@@ -73,10 +72,9 @@ static bool receive_from(kn_message_comm *c, const kn_message_parts *p, int j, i
 {
     queued_message *l = wait_for(c, j);
     int64_t at = 0;
-    bool right = l->tag == tag && l->bytes == kn_message_receive_bytes(p, c->base.rank, j);
-    for (int i = 0; right && i < p->parts; at += p->part[i++].receive_bytes)
-        memcpy(p->part[i].receive + j * p->part[i].receive_stride, l->data + at,
-               (size_t)p->part[i].receive_bytes);
+    bool right = l->tag == tag && l->bytes == kn_message_bytes(p, c->base.rank, j, false);
+    for (int i = 0; right && i < p->parts; at += p->part[i++].receive.bytes)
+        memcpy(kn_message_at(p, i, j, false).at, l->data + at, (size_t)p->part[i].receive.bytes);
     free(l);
     return right || kn_fail("rank %d: a wrong message of rank %d", c->base.rank, j);
 }
@@ -88,12 +86,12 @@ static bool exchange(kn_message_comm *c, const kn_comm_call *call, const kn_mess
     bool any = false, ok = true;
     (void)call;
     for (int j = 0; j < c->base.size; j++)
-        if (kn_message_send_bytes(p, c->base.rank, j) > 0) {
+        if (kn_message_bytes(p, c->base.rank, j, true) > 0) {
             send_to(c, p, j, tag);
             any = true;
         }
     for (int j = 0; ok && j < c->base.size; j++)
-        if (kn_message_receive_bytes(p, c->base.rank, j) > 0) {
+        if (kn_message_bytes(p, c->base.rank, j, false) > 0) {
             ok = receive_from(c, p, j, tag);
             any = true;
         }

@@ -15,11 +15,8 @@
 static pid_t squat(int first, int last)
 {
     char job[100];
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
     int ready[2];
     snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", local_port());
-    for (const char *p = job; *p; p++)
-        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     if (geteuid() != 0 || pipe(ready) != 0)
         return 0;
     unsigned victim = (unsigned)getuid();
@@ -32,7 +29,7 @@ static pid_t squat(int first, int last)
             struct sockaddr_un a = { .sun_family = AF_UNIX };
             int fd = socket(AF_UNIX, SOCK_STREAM, 0);
             int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "knap-%u-%016llx-%d", victim,
-                             (unsigned long long)h, name);
+                             (unsigned long long)kn_hash_string(job), name);
             ok = bind(fd, (struct sockaddr *)&a,
                       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0 &&
                  listen(fd, name % 2 ? 64 : 0) == 0; /* some with a queue that fills up */
@@ -62,14 +59,11 @@ KN_TEST(rendezvous, half_a_hello_delays_nobody)
     static result r[2];
     char job[64];
     struct sockaddr_un a = { .sun_family = AF_UNIX };
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
     int fd = -1;
     start_local_rank(&r[0], 0, 2, "ok");
     snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", local_port());
-    for (const char *p = job; *p; p++)
-        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "knap-%u-%016llx-0", (unsigned)getuid(),
-                     (unsigned long long)h);
+                     (unsigned long long)kn_hash_string(job));
     while (!has_ended(&r[0])) {
         fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (connect(fd, (struct sockaddr *)&a,

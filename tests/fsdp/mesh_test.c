@@ -241,14 +241,13 @@ static void share_lanes(kn_comm *world, void *arg)
     KN_CHECK(two_backward(&m, kn_rank(world)) && two_evaluate(&m, &y) && two_evaluate(&apart, &z));
     const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
     const kn_unit *other = kn_unit_of(apart.base.impl);
-    KN_CHECK(y == z && a->schedule != b->schedule && a->schedule->gather == b->schedule->gather &&
-                 a->schedule->reduce == b->schedule->reduce,
+    KN_CHECK(y == z && a->schedule != b->schedule && a->schedule->lanes == b->schedule->lanes,
              "%g, %g", y, z);
     KN_CHECK(a->bucket[0]->ranks == b->bucket[0]->ranks &&
                  a->bucket[0]->ranks != other->bucket[0]->ranks &&
-                 a->schedule->gather != other->schedule->gather,
+                 a->schedule->lanes != other->schedule->lanes,
              "communicators");
-    KN_CHECK(kn_stream_is_inline(a->schedule->gather) ==
+    KN_CHECK(kn_stream_is_inline(a->schedule->lanes->gather) ==
              (kn_comm_size(world) == 1 || !*(int *)arg));
     kn_comm_slow(world, 0.002, 0);
     KN_CHECK(kn_fsdp_unshard(&m.a).unit && kn_fsdp_unshard(&m.b).unit);

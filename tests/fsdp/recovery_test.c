@@ -215,7 +215,8 @@ static void end_work(const kn_stream *s)
 static bool fail_with_work(const kn_grad_reduction *r, void *module)
 {
     const kn_schedule_state *s = kn_unit_of(((kn_module *)module)->impl)->schedule;
-    kn_stream *stream[STREAMS] = { s->gather, s->reduce, s->upload, s->download };
+    kn_stream *stream[STREAMS] = { s->lanes->gather, s->lanes->reduce, s->lanes->upload,
+                                   s->lanes->download };
     bool ok = true;
     for (int i = 0; i < STREAMS; i++) {
         work[i].stream = stream[i];
