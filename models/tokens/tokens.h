@@ -61,6 +61,10 @@ static inline uint64_t kn_pairs_find(const kn_pairs *p, uint64_t key)
 uint64_t *kn_pairs_at(kn_pairs *p, uint64_t key);
 void kn_pairs_free(kn_pairs *p);
 
+/* The next line of text[size] from *at on, without its end ("\n" or "\r\n"); false: none is left.
+ */
+bool kn_next_line(const char *text, size_t size, size_t *at, const char **line, size_t *length);
+
 /* Bytes that grow; a 0 stands behind them. */
 typedef struct kn_bytes {
     char *at;
