@@ -1,6 +1,5 @@
 /* models/evaluate.c: how well a language model predicts a whole text: windows of its context, each
  * of which is counted behind where the one before ended. */
-#include "autograd/functional.h"
 #include "autograd/autograd.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
@@ -8,7 +7,6 @@
 #include "models/tokens/tokens.h"
 
 #include <math.h>
-#include <string.h>
 
 typedef struct evaluation {
     void *module;

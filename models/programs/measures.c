@@ -1,7 +1,6 @@
 /* models/programs/measures.c: a row of floats a rank and step: losses, norm, number of a parameter,
  * news. */
 #include "models/programs/measures.h"
-#include "autograd/autograd.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"

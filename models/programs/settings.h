@@ -40,9 +40,6 @@ bool settings_check_rate(const settings *s, const kn_options *o);
 /* Checks options against each other (a mesh that the ranks don't fill) and derives mesh, after and
  * norm_of. */
 bool settings_check(settings *s, const kn_options *o, kn_comm *world);
-/* An evaluation writes no files, so that options for them are refused beside it: all of them on the
- * command line, and of a run's file of options those that its end would obey. */
-bool settings_check_eval_only(const settings *s, const kn_options *o, bool all);
 /* The options of kn_fsdp_wrap; with --wrap block modules of block_class are units. They borrow from
  * s. */
 kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);

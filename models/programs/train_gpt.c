@@ -178,21 +178,14 @@ static bool find_template(gpt_run *r)
     return kn_ok() && kn_options_set(r->t.options, "template", c ? c->name : "chatml");
 }
 
-/* Tokens need no tokenizer. */
-static bool data_are_tokens(const char *name)
-{
-    char *path = data_path(name);
-    const bool yes = path && kn_text_holds_tokens(path);
-    kn_host_free(path);
-    return yes;
-}
-
 static bool open_text(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    const bool ids = r->init && data_are_tokens(s->data);
+    char *path = r->init ? data_path(s->data) : NULL;
+    const bool ids = path && kn_text_holds_tokens(path); /* which need no tokenizer */
+    kn_host_free(path);
     if (!kn_ok() || (r->init && !init_tokenizer(r, ids)) || !find_template(r))
         return false;
     r->text = read_text(r, s->data);
@@ -296,7 +289,7 @@ static bool open_all(training *t)
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
     r->begin = kn_host_alloc(ids * sizeof *r->begin);
-    t->block_class = r->config.family->block_class;
+    t->family = r->config.family;
     t->items = s->run.batch * s->ctx;
     t->item_flops = kn_family_flops(r->config.family, r->config.of, s->ctx);
     t->tokenizer = r->tokenizer;
