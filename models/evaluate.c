@@ -78,9 +78,8 @@ static int64_t bytes_of(const kn_text *text, int64_t count, const kn_tokenizer *
 {
     int64_t bytes = 0;
     for (int64_t i = 1; t && i < count; i++) {
-        const char *piece;
         const int64_t id = kn_text_token(text, i);
-        bytes += id < kn_tokenizer_vocab(t) ? (int64_t)kn_tokenizer_piece(t, id, &piece) : 0;
+        bytes += kn_tokenizer_bytes(t, &id, 1);
     }
     return bytes;
 }

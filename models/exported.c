@@ -5,6 +5,7 @@
 #include "kernels/memory.h"
 #include "models/formats/formats.h"
 #include "models/imported_internal.h"
+#include "models/model_folder.h"
 #include "models/text_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
@@ -93,14 +94,13 @@ static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t
 /* A folder holds one export: a file of another format there would be read in its place. */
 static bool holds_no_other(const char *dir, const kn_file_format *own)
 {
-    const kn_file_format *f = NULL;
-    for (int i = -1; i < 0 || (f = kn_file_format_at(i)); i++) {
-        const char *file = i < 0 ? "model.safetensors" : f->file;
-        if ((i < 0 ? own != NULL : f != own) && kn_is_in(dir, file))
-            return kn_fail("%s holds a %s, an export of another format; choose another folder", dir,
-                           file);
-    }
-    return kn_ok();
+    const kn_file_format *f;
+    const char *other = own && kn_is_in(dir, KN_MODEL_FILE) ? KN_MODEL_FILE : NULL;
+    for (int i = 0; !other && (f = kn_file_format_at(i)); i++)
+        other = f != own && kn_is_in(dir, f->file) ? f->file : NULL;
+    return kn_ok() && (!other || kn_fail("%s holds a %s, an export of another format; choose "
+                                         "another folder",
+                                         dir, other));
 }
 
 bool kn_language_save(const char *dir, void *module, const kn_model_config *c, kn_export_options o)

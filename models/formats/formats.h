@@ -6,7 +6,7 @@
 #define KNAP_MODELS_FORMATS_FORMATS_H
 
 #include "models/family.h"
-#include "models/model_folder.h"
+#include "models/model_tensors.h"
 #include "models/tokenizer.h"
 
 /* What a reader finds. */
@@ -67,8 +67,8 @@ const kn_file_format *kn_file_format_of(char *path);
 const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, char gguf[256]);
 /* A name with number in the place of '*'; whether there is one. */
 bool kn_tensor_name_at(char out[256], const char *pattern, int64_t number);
-/* For kn_model_save: whether the file may be written in dir, on the rank that writes, else an error;
- * and its writing, whole or not at all: collective, rank 0 of comm writes. */
+/* For kn_model_save: whether the file may be written in dir, on the rank that writes, else an
+ * error; and its writing, whole or not at all: collective, rank 0 of comm writes. */
 bool kn_file_may_save(const kn_file_writer *w, const char *dir);
 bool kn_file_save(const kn_file_writer *w, const char *dir, void *module, const kn_model_tensors *t,
                   kn_comm *comm);

@@ -17,7 +17,7 @@
 typedef struct settings {
     const char *from, *tokenizer;
     prompt_settings prompt;
-    int64_t samples, tokens, ctx, top_k, seed, ranks, threads;
+    int64_t samples, tokens, ctx, top_k, seed;
     double temperature, top_p;
     int device, dtype, format;
     const char *export, *evaluate;
@@ -92,10 +92,6 @@ static const kn_option table[] = {
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "seed", KN_OPTION_INT, AT(seed), "1337",
       "seed of the choices; each further text has the next", .max = 9e15, .clashes = TASKS },
-    { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
-      .max = 4096 },
-    { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
-      .note = "cores / ranks" },
     { 0 },
 };
 

@@ -173,7 +173,6 @@ static kn_option size_rows[MODEL_OPTIONS + 1];
 
 bool gpt_settings_begin(settings *s)
 {
-    static kn_option room[112];
     static const char *const in_steps[] = { "steps",        "warmup",     "eval-every",
                                             "sample-every", "save-every", NULL };
     const kn_option *const parts[] = { text_rows,      model_rows,         size_rows,
@@ -182,7 +181,7 @@ bool gpt_settings_begin(settings *s)
                                        settings_log,   settings_saving,    NULL };
     s->in_steps = in_steps;
     kn_family_choices(KN_LANGUAGE_MODELS, choices);
-    return make_size_rows(size_rows) && settings_join(s, room, sizeof room / sizeof *room, parts);
+    return make_size_rows(size_rows) && settings_join(s, parts);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */

@@ -125,7 +125,6 @@ static const kn_option progress_rows[] = {
 
 bool image_settings_begin(settings *s)
 {
-    static kn_option room[112];
     static const char *const in_steps[] = { "warmup", "save-every", NULL };
     const kn_option *const parts[] = { image_rows,
                                        model_rows,
@@ -140,7 +139,7 @@ bool image_settings_begin(settings *s)
                                        NULL };
     s->in_steps = in_steps;
     kn_family_choices(KN_IMAGE_MODELS, choices);
-    return settings_join(s, room, sizeof room / sizeof *room, parts);
+    return settings_join(s, parts);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@
 typedef struct settings {
     const char *from, *data, *save, *export, *logits, *model;
     char *const *images;
-    int64_t count, top, threads;
+    int64_t count, top;
     int dtype;
 } settings;
 
@@ -44,7 +44,6 @@ static const kn_option table[] = {
       "write the model into this folder, for torchvision and timm" },
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
       .choices = "f32|bf16|f16", .with = "export" },
-    { "threads", KN_OPTION_INT, AT(threads), NULL, "threads", .max = 1024, .note = "cores" },
     { 0 },
 };
 

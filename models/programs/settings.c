@@ -157,13 +157,15 @@ const kn_option settings_saving[] = {
     { 0 },
 };
 
-bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *const *parts)
+bool settings_join(settings *s, const kn_option *const *parts)
 {
-    size_t n = 0;
+    enum { MOST = 112 };
+    static kn_option room[MOST];
+    int n = 0;
     for (; *parts; parts++)
         for (const kn_option *p = *parts; p->name; p++) {
-            if (n + 1 >= count)
-                return kn_fail("the program has more than %zu options", count - 1);
+            if (n + 1 >= MOST)
+                return kn_fail("the program has more than %d options", MOST - 1);
             room[n++] = *p;
         }
     room[n] = (kn_option){ 0 };

@@ -32,8 +32,8 @@ typedef struct settings {
 /* Rows with their headings; offsets are those of a settings, the program's first member. */
 extern const kn_option settings_precision[], settings_ranks[], settings_sharding[], settings_log[],
     settings_saving[];
-/* Joins parts, ended by a NULL, in room[count], which becomes s's table. */
-bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *const *parts);
+/* Joins parts, ended by a NULL, to s's table, the program's only one. */
+bool settings_join(settings *s, const kn_option *const *parts);
 
 /* Checks --lr, --min-lr and --warmup against each other and --steps. */
 bool settings_check_rate(const settings *s, const kn_options *o);

@@ -25,17 +25,6 @@ typedef struct gpt_run {
 
 /* ---- the task -------------------------------------------------------------------------------- */
 
-/* Of text, that n ids stand for; 0: unknown. */
-static double bytes_of(const kn_tokenizer *t, const int64_t *id, int64_t n)
-{
-    const char *piece;
-    const int64_t vocab = t ? kn_tokenizer_vocab(t) : 0;
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < n; i++)
-        bytes += id[i] >= 0 && id[i] < vocab ? kn_tokenizer_piece(t, id[i], &piece) : 0;
-    return (double)bytes;
-}
-
 /* The weight of a micro-batch among the `count` ones of a step or an evaluation, which begin at row
  * `from`: its share of the targets that count, so that the mean of all is that over the targets. */
 static float weight_of(const gpt_run *r, kn_text_split split, int64_t from, int64_t count,
@@ -74,8 +63,8 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
         const float weight =
             weight_of(r, split, from, validation ? s->run.eval_steps : t->rows / rows, first);
         b->weight = kn_from(KN_F32, device, &weight, 0, NULL);
-    } else if (validation) /* of conversations only some targets count */
-        b->bytes = bytes_of(r->tokenizer, r->y, rows * s->ctx);
+    } else if (validation && r->tokenizer) /* of conversations only some targets count */
+        b->bytes = (double)kn_tokenizer_bytes(r->tokenizer, r->y, rows * s->ctx);
     return b->x && b->y && kn_ok();
 }
 

@@ -72,6 +72,15 @@ size_t kn_tokenizer_piece(const kn_tokenizer *t, int64_t id, const char **bytes)
     return t->at[id + 1] - t->at[id];
 }
 
+int64_t kn_tokenizer_bytes(const kn_tokenizer *t, const int64_t *ids, int64_t n)
+{
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] >= 0 && ids[i] < t->vocab)
+            bytes += (int64_t)(t->at[ids[i] + 1] - t->at[ids[i]]);
+    return bytes;
+}
+
 int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, int64_t n, char *text,
                             size_t size)
 {

@@ -213,6 +213,8 @@ kn_tokenizer *kn_sentences_load(const char *path); /* a file tokenizer.model */
 
 /* The bytes of one valid id, valid while t lives: how many. */
 size_t kn_tokenizer_piece(const kn_tokenizer *t, int64_t id, const char **bytes);
+/* Of ids[n] all bytes; those outside the vocabulary, as -100, have none. */
+int64_t kn_tokenizer_bytes(const kn_tokenizer *t, const int64_t *ids, int64_t n);
 
 /* The character that stands for a byte in a byte-level tokenizer's file (GPT-2's alphabet), and the
  * byte of a character, or -1. */

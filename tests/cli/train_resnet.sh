@@ -229,7 +229,7 @@ check "all of them: as the trainer counted" says "right: $(awk '/^all /{print $3
 run "$predict" --from "$TMP/run" --data "$TMP/nowhere"
 check "a set that isn't there" fails "nowhere"
 run "$predict" --from "$TMP/run" --save "$TMP/saved" "$TMP/pictures/mistakes.png"
-check "--save without a set" fails "leave them out"
+check "--save without a set" fails "leave it out"
 run "$predict" --from "$TMP/run" --data "$TMP/set" --save "$TMP/log"
 check "a folder that can't be made" fails "$TMP/log"
 run "$predict" --from "$TMP/run"
@@ -274,7 +274,7 @@ refuses "holds a resnet20, not a resnet32" --init "$TMP/run" --model resnet32
 refuses "has small; leave it out" --init "$TMP/run" --stem large
 refuses "cannot open $TMP/none" --init "$TMP/none"
 refuses "resume" --init "$TMP/run" --resume "$TMP/run"
-refuses "give --out DIR as well" --keep-best
+refuses "--keep-best is for --out" --keep-best
 refuses "give --eval-every above 0 as well" --keep-best --eval-every 0 --out "$TMP/never"
 refuses "holds the checkpoint of a run" --export "$TMP/run" --epochs 0.1
 run_step=$(basename "$(newest "$TMP/run")")
