@@ -1,12 +1,10 @@
 /* data/augment_plan.c: checks what shall happen to images, before any is read. */
-#include "autograd/functional.h"
 #include "data/images_internal.h"
 #include "data/loader_internal.h"
 #include "kernels/error_internal.h"
 #include "tensor/tensor_internal.h"
 
 #include <math.h>
-#include <string.h>
 
 #define MOST_SIDE (1 << 15)
 

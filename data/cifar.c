@@ -1,14 +1,11 @@
 /* data/cifar.c: the binary batches of CIFAR-10 and CIFAR-100 (A. Krizhevsky, "Learning multiple
  * layers of features from tiny images", 2009). A record is the label (CIFAR-100: coarse label,
  * label) and 3 x 32 x 32 bytes: red, green, blue. */
-#include "data/data.h"
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
 #include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -168,11 +168,6 @@ static bool settle_columns(reading *t)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static void to_first_line(reading *t)
-{
-    kn_csv_begin(&t->scan, t->scan.path, (const char *)t->map.data, t->map.size, t->scan.separator);
-}
-
 static bool check_field_count(const reading *t, int64_t fields, bool last)
 {
     const kn_csv_scan *s = &t->scan;
@@ -217,7 +212,7 @@ static bool walk(reading *t, bool storing)
 {
     int64_t rows = 0;
     bool header = t->header;
-    to_first_line(t);
+    kn_csv_begin(&t->scan, t->scan.path, (const char *)t->map.data, t->map.size, t->scan.separator);
     while (kn_csv_more(&t->scan)) {
         kn_csv_field f = { 0 };
         if (storing && !header && rows == t->out->rows)

@@ -2,7 +2,6 @@
 #include "data/csv_internal.h"
 #include "kernels/error_internal.h"
 
-#include <float.h>
 #include <locale.h>
 #include <math.h>
 #include <pthread.h>

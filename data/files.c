@@ -3,7 +3,6 @@
 #include "kernels/error_internal.h"
 #include "tensor/whole_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,12 +48,7 @@ static char *join(const char *a, size_t a_length, const char *b, const char *c)
 /* path exists, and, where the set must be whole, its file below it. */
 static bool is_there(const struct named_set *set, const char *path, bool whole)
 {
-    if (!set->file || !whole)
-        return kn_is_there(path);
-    char *file = join(path, strlen(path), set->file, NULL);
-    bool there = file && kn_is_there(file);
-    kn_host_free(file);
-    return there;
+    return set->file && whole ? kn_is_in(path, set->file) : kn_is_there(path);
 }
 
 /* Searches every data folder. NULL without an error if none has the set. */

@@ -1,5 +1,4 @@
 /* data/idx.c: reads idx files, gzipped or not: arrays with a header of their type and sizes. */
-#include "data/data.h"
 #include "data/idx_internal.h"
 #include "kernels/error_internal.h"
 #include "tensor/files.h"
@@ -98,12 +97,6 @@ static bool idx_open(idx_file *f, const char *path)
     return f->bytes && begin(f);
 }
 
-static void idx_close(idx_file *f)
-{
-    end(f);
-    kn_host_free(f->bytes);
-}
-
 /* Up to size bytes, fewer where the data ends; -1 with an error. */
 static int64_t read_some(idx_file *f, void *to, size_t size)
 {
@@ -145,22 +138,10 @@ static uint32_t big_endian(const unsigned char *b)
 
 static kn_dtype dtype_of(uint32_t magic)
 {
-    switch (magic >> 8) {
-    case 0x08:
-        return KN_U8;
-    case 0x09:
-        return KN_I8;
-    case 0x0b:
-        return KN_I16;
-    case 0x0c:
-        return KN_I32;
-    case 0x0d:
-        return KN_F32;
-    case 0x0e:
-        return KN_F64;
-    default:
-        return KN_DTYPE_DEFAULT;
-    }
+    static const kn_dtype types[] = { [0x08] = KN_U8,  [0x09] = KN_I8,  [0x0b] = KN_I16,
+                                      [0x0c] = KN_I32, [0x0d] = KN_F32, [0x0e] = KN_F64 };
+    const uint32_t type = magic >> 8;
+    return type < sizeof types / sizeof *types ? types[type] : KN_DTYPE_DEFAULT;
 }
 
 /* The type and number of dims; *dims of those that the caller wants, or any. */
@@ -238,7 +219,8 @@ kn_tensor *kn_idx_read_as(const char *path, uint32_t magic, const char *what, in
         if (ok) /* else most of its memory may never have been touched */
             swap(data, kn_numel(t), kn_dtype_size(dtype));
     }
-    idx_close(&f);
+    end(&f);
+    kn_host_free(f.bytes);
     if (ok)
         return t;
     kn_tensor_free(t);

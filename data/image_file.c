@@ -1,7 +1,6 @@
 /* data/image_file.c: reads one file with an image, of a kind that its first bytes tell. */
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
 #include "tensor/files.h"
 
 #include <errno.h>

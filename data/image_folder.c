@@ -5,7 +5,6 @@
 #include "tensor/files.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@
 #include <unistd.h>
 
 #define MOST_DEPTH 16 /* of folders in a class: a link to a folder above would never end */
-#define MOST_PATH  4096
 
 /* ---- lists of names ---------------------------------------------------------------------------
  */
@@ -39,23 +37,9 @@ static bool add_name(names *n, const char *name)
     return true;
 }
 
-static void free_names(names *n)
-{
-    kn_host_free(n->text);
-    kn_host_free(n->at);
-    *n = (names){ 0 };
-}
-
 static int compare(const void *a, const void *b, void *text)
 {
     return strcmp((char *)text + *(const int64_t *)a, (char *)text + *(const int64_t *)b);
-}
-
-/* Sorts the names from number first on. */
-static void sort_names(names *n, int64_t first)
-{
-    if (n->count > first)
-        qsort_r(n->at + first, (size_t)(n->count - first), sizeof *n->at, compare, n->text);
 }
 
 /* ---- finding ----------------------------------------------------------------------------------
@@ -75,12 +59,6 @@ static bool is_image(const char *name)
                    strcasecmp(dot, ".png") == 0);
 }
 
-static bool join(char *to, const char *a, const char *b)
-{
-    return snprintf(to, MOST_PATH, "%s/%s", a, b) < MOST_PATH ||
-           kn_fail("the path %s/%s is longer than %d bytes", a, b, MOST_PATH - 1);
-}
-
 /* False also with an error. */
 static bool is_folder(const char *path)
 {
@@ -91,66 +69,62 @@ static bool is_folder(const char *path)
 /* The images below root/part, at whatever depth. */
 static bool find_images(struct kn_image_files *f, const char *part, int depth)
 {
-    char *path = kn_host_alloc(MOST_PATH), *below = kn_host_alloc(MOST_PATH);
-    bool ok = path && below && join(path, f->root, part);
+    const kn_path path = kn_path_of(f->root, part, "");
     kn_folder_names n = { 0 };
-    ok = ok && kn_folder_names_read(&n, path, NULL);
+    bool ok = kn_ok() && kn_folder_names_read(&n, path.text, NULL);
     if (ok && depth > MOST_DEPTH)
         ok = kn_fail("%s has more than %d folders in each other", f->root, MOST_DEPTH);
     for (int64_t i = 0; ok && i < n.count; i++) {
         const char *name = n.list[i].name;
         if (name[0] == '.')
             continue;
-        ok = join(below, part, name);
-        bool image = is_image(name);
-        if (ok && image && n.list[i].type == DT_REG)
-            ok = add_name(&f->file, below);
-        else if (ok && join(path, f->root, below) && is_folder(path))
-            ok = find_images(f, below, depth + 1);
-        else if (ok && image)
-            ok = add_name(&f->file, below);
+        const kn_path below = kn_path_of(part, name, "");
+        const bool image = is_image(name);
+        if (!(image && n.list[i].type == DT_REG) &&
+            is_folder(kn_path_of(f->root, below.text, "").text))
+            ok = find_images(f, below.text, depth + 1);
+        else if (image)
+            ok = add_name(&f->file, below.text);
         else
             f->others++;
         ok = ok && kn_ok();
     }
     kn_folder_names_free(&n);
-    kn_host_free(below);
-    kn_host_free(path);
     return ok;
 }
 
-static bool find_classes(const char *root, names *classes)
+static bool find_classes(kn_image_set *s, const char *root)
 {
-    char path[MOST_PATH];
     kn_folder_names n;
-    bool ok = kn_folder_names_read(&n, root, NULL);
+    bool ok = kn_folder_names_read(&n, root, NULL) &&
+              (s->class_name = kn_host_calloc((size_t)n.count + 1, sizeof *s->class_name));
     for (int64_t i = 0; ok && i < n.count; i++) {
         const char *name = n.list[i].name;
-        if (name[0] != '.' && (ok = join(path, root, name)) && is_folder(path))
-            ok = add_name(classes, name);
+        if (name[0] != '.' && is_folder(kn_path_of(root, name, "").text))
+            ok = (s->class_name[s->info.classes++] = kn_host_strdup(name));
         ok = ok && kn_ok();
     }
     kn_folder_names_free(&n);
-    sort_names(classes, 0);
-    if (ok && classes->count == 0)
-        return kn_fail("%s has no folders, should have one for each class of images", root);
-    return ok;
+    return ok && (s->info.classes > 0 ||
+                  kn_fail("%s has no folders, should have one for each class of images", root));
 }
 
 /* The images of all classes with their labels. */
-static bool find_all(kn_image_set *s, struct kn_image_files *f, const names *classes)
+static bool find_all(kn_image_set *s, struct kn_image_files *f)
 {
-    for (int64_t c = 0; c < classes->count; c++) {
-        const char *name = classes->text + classes->at[c];
+    for (int64_t c = 0; c < s->info.classes; c++) {
+        const char *name = s->class_name[c];
         const int64_t first = f->file.count;
         f->others = 0;
-        if (!(s->class_name[c] = kn_host_strdup(name)) || !find_images(f, name, 1))
+        if (!find_images(f, name, 1))
             return false;
         if (f->file.count == first && !s->options.allow_empty)
             return kn_fail("the class %s/%s has no .jpg, .jpeg or .png files (but %lld others); "
                            "remove the folder, or set .allow_empty",
                            f->root, name, (long long)f->others);
-        sort_names(&f->file, first);
+        if (f->file.count > first)
+            qsort_r(f->file.at + first, (size_t)(f->file.count - first), sizeof *f->file.at,
+                    compare, f->file.text);
         int32_t *label = kn_host_realloc(f->label, (size_t)(f->file.count + 1) * sizeof *label);
         if (!label)
             return false;
@@ -167,10 +141,8 @@ static bool find_all(kn_image_set *s, struct kn_image_files *f, const names *cla
 static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
 {
     const struct kn_image_files *f = s->files;
-    char path[MOST_PATH];
-    if (!join(path, f->root, f->file.text + f->file.at[index]))
-        return false;
-    return kn_image_file_read(path, s->options.max_pixels, room, out);
+    const kn_path path = kn_path_of(f->root, f->file.text + f->file.at[index], "");
+    return kn_ok() ? kn_image_file_read(path.text, s->options.max_pixels, room, out) : false;
 }
 
 static int64_t label_of(const kn_image_set *s, int64_t index)
@@ -181,15 +153,13 @@ static int64_t label_of(const kn_image_set *s, int64_t index)
 /* folder, folder/split, or folder/val; the caller frees it. */
 static char *find_root(const char *folder, const char *split)
 {
-    char path[MOST_PATH];
     if (!split)
         return kn_host_strdup(folder);
-    if (!join(path, folder, split))
-        return NULL;
-    if (!is_folder(path) && strcmp(split, "test") == 0 && !join(path, folder, "val"))
-        return NULL;
-    if (is_folder(path))
-        return kn_host_strdup(path);
+    kn_path path = kn_path_of(folder, split, "");
+    if (!is_folder(path.text) && strcmp(split, "test") == 0)
+        path = kn_path_of(folder, "val", "");
+    if (is_folder(path.text))
+        return kn_host_strdup(path.text);
     if (kn_ok())
         kn_fail("there is no folder %s/%s with a folder for each class; where %s itself holds the "
                 "classes, give NULL as the split",
@@ -199,36 +169,24 @@ static char *find_root(const char *folder, const char *split)
 
 bool kn_image_folder_open(kn_image_set *s, const char *folder, const char *split)
 {
-    names classes = { 0 };
-    struct kn_image_files *f = kn_host_calloc(1, sizeof *f);
-    s->files = f;
-    bool ok = f && (f->root = find_root(folder, split)) && find_classes(f->root, &classes);
-    if (ok) {
-        s->class_name = kn_host_calloc((size_t)classes.count, sizeof *s->class_name);
-        s->info = (kn_image_set_info){ .kind = "a folder of images",
-                                       .classes = s->class_name ? classes.count : 0,
-                                       .channels = 3 };
-        ok = s->class_name && find_all(s, f, &classes);
-    }
-    if (ok) {
-        s->info.count = f->file.count;
-        s->read = read_image;
-        s->label = label_of;
-    }
-    free_names(&classes);
+    struct kn_image_files *f = s->files = kn_host_calloc(1, sizeof *f);
+    s->info = (kn_image_set_info){ .kind = "a folder of images", .channels = 3 };
+    s->read = read_image;
+    s->label = label_of;
+    const bool ok =
+        f && (f->root = find_root(folder, split)) && find_classes(s, f->root) && find_all(s, f);
+    s->info.count = ok ? f->file.count : 0;
     return ok;
 }
 
 bool kn_image_folder_hash(const kn_image_set *s, kn_checksum *sum)
 {
     const struct kn_image_files *f = s->files;
-    char path[MOST_PATH];
     struct stat st;
     for (int64_t i = 0; i < f->file.count; i++) {
         const char *name = f->file.text + f->file.at[i];
-        if (!join(path, f->root, name))
-            return false;
-        const int64_t size = kn_look(path, &st) > 0 ? (int64_t)st.st_size : -1;
+        const int there = kn_look(kn_path_of(f->root, name, "").text, &st);
+        const int64_t size = there > 0 ? (int64_t)st.st_size : -1;
         kn_checksum_add(sum, name, strlen(name) + 1);
         kn_checksum_add(sum, &size, sizeof size);
     }
@@ -240,7 +198,8 @@ void kn_image_folder_free(kn_image_set *s)
     struct kn_image_files *f = s->files;
     if (!f)
         return;
-    free_names(&f->file);
+    kn_host_free(f->file.text);
+    kn_host_free(f->file.at);
     kn_host_free(f->label);
     kn_host_free(f->root);
     kn_host_free(f);

@@ -6,31 +6,28 @@
 #include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 /* ---- opening ----------------------------------------------------------------------------------
  */
 
-static bool has(const char *folder, const char *name)
-{
-    return kn_is_there(kn_path_of(folder, name, "").text);
-}
-
 static bool has_idx(const char *folder)
 {
-    return has(folder, "train-images-idx3-ubyte") || has(folder, "train-images-idx3-ubyte.gz") ||
-           has(folder, "t10k-images-idx3-ubyte") || has(folder, "t10k-images-idx3-ubyte.gz");
+    return kn_is_in(folder, "train-images-idx3-ubyte") ||
+           kn_is_in(folder, "train-images-idx3-ubyte.gz") ||
+           kn_is_in(folder, "t10k-images-idx3-ubyte") ||
+           kn_is_in(folder, "t10k-images-idx3-ubyte.gz");
 }
 
 static bool open_files(kn_image_set *s, const char *data, const char *folder, const char *split)
 {
     const bool named = strcmp(data, folder) != 0; /* by kn_data_find */
-    const bool ten = named ? strcmp(data, "cifar10") == 0
-                           : has(folder, "data_batch_1.bin") || has(folder, "test_batch.bin");
-    const bool hundred =
-        named ? strcmp(data, "cifar100") == 0 : has(folder, "train.bin") || has(folder, "test.bin");
+    const bool ten =
+        named ? strcmp(data, "cifar10") == 0
+              : kn_is_in(folder, "data_batch_1.bin") || kn_is_in(folder, "test_batch.bin");
+    const bool hundred = named ? strcmp(data, "cifar100") == 0
+                               : kn_is_in(folder, "train.bin") || kn_is_in(folder, "test.bin");
     const bool idx = named || has_idx(folder);
     if (!kn_ok()) /* nobody knows what is there */
         return false;

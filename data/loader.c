@@ -1,6 +1,5 @@
 /* data/loader.c: makes loaders and the batches that they hand out. */
 #include "data/loader_internal.h"
-#include "autograd/functional.h"
 #include "kernels/graph_internal.h"
 #include "kernels/trace.h"
 
@@ -177,19 +176,13 @@ static bool learn_samples(kn_loader *l, int64_t samples)
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-static void shape_of(const kn_loader *l, int f, int64_t rows, int64_t *shape)
-{
-    shape[0] = rows;
-    memcpy(shape + 1, l->field[f].shape, (size_t)l->field[f].ndim * sizeof *shape);
-}
-
 /* The bytes of a slot as a tensor: on the CPU the bytes themselves. */
 static kn_tensor *filled_tensor(const kn_loader *l, const kn_slot *slot, int f)
 {
-    int64_t shape[KN_MAX_DIMS];
+    int64_t shape[KN_MAX_DIMS] = { l->batch };
     int ndim = l->field[f].ndim + 1;
     kn_dtype dtype = l->field[f].dtype;
-    shape_of(l, f, l->batch, shape);
+    memcpy(shape + 1, l->field[f].shape, (size_t)l->field[f].ndim * sizeof *shape);
     if (l->device == KN_CPU)
         return kn_tensor_on(slot->storage[f], 0, dtype, ndim, shape, NULL, true);
     kn_tensor *t = kn_empty(dtype, l->device, ndim, shape);

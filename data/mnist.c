@@ -6,7 +6,6 @@
 #include "tensor/files.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #define MAX_SIDE 4096 /* pixels */
 

@@ -92,9 +92,7 @@ int64_t kn_loader_last_round(const kn_loader *l)
 
 int64_t kn_loader_round(const kn_loader *l)
 {
-    if (!kn_given(l, "kn_loader_round", "the loader"))
-        return 0;
-    return l->round;
+    return kn_given(l, "kn_loader_round", "the loader") ? l->round : 0;
 }
 
 static void go_to(kn_loader *l, int64_t round, int64_t origin)

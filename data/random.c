@@ -80,7 +80,7 @@ double kn_draw_normal(kn_data_sample *s)
 
 int64_t kn_draw_below(kn_data_sample *s, int64_t n)
 {
-    if (!kn_given(s, "kn_draw_below", "the sample"))
-        return 0;
-    return below("kn_draw_below", s->seed, ~s->stream, s->draws++, n);
+    return kn_given(s, "kn_draw_below", "the sample")
+               ? below("kn_draw_below", s->seed, ~s->stream, s->draws++, n)
+               : 0;
 }

@@ -7,10 +7,8 @@
  * other. Weights are whole numbers of 2^-22, as PIL's, so that the results are the same bits
  * everywhere. */
 #include "data/images_internal.h"
-#include "kernels/memory.h"
 
 #include <math.h>
-#include <string.h>
 
 #define BITS 22
 

@@ -5,7 +5,6 @@
  * (tests/data/image_set_test.c), a small convolutional network well. */
 #include "data/data.h"
 #include "data/images_internal.h"
-#include "kernels/memory.h"
 #include "kernels/philox.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "models/chat_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
-#include "models/pretrained_internal.h"
+#include "models/model_folder.h"
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 
@@ -112,7 +112,7 @@ const kn_chat *kn_chat_of_folder(const char *dir)
     }
     if (!kn_ok() || !kn_is_there(config.text))
         return NULL;
-    json_t *j = kn_pretrained_config_read(config.text), *t = json_object_get(j, "chat_template");
+    json_t *j = kn_model_json(config.text), *t = json_object_get(j, "chat_template");
     if (json_is_array(t)) /* several by name; the first is the usual one */
         t = json_object_get(json_array_get(t, 0), "template");
     const kn_chat *c = json_is_string(t) ? kn_chat_known(json_string_value(t), config.text) : NULL;

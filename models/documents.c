@@ -12,21 +12,6 @@
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* The next line of text[size] from *at on, without its end ("\n" or "\r\n"); false: none is left.
- */
-static bool next_line(const char *text, size_t size, size_t *at, const char **line, size_t *length)
-{
-    if (*at >= size)
-        return false;
-    const char *begin = text + *at, *end = memchr(begin, '\n', size - *at);
-    *line = begin;
-    *length = end ? (size_t)(end - begin) : size - *at;
-    *at += *length + (end != NULL);
-    if (*length > 0 && begin[*length - 1] == '\r')
-        --*length;
-    return true;
-}
-
 static bool is_blank(const char *line, size_t length)
 {
     while (length > 0 && strchr(" \t\r", line[length - 1]) && line[length - 1])
@@ -39,7 +24,7 @@ bool kn_json_lines(const char *path, const kn_mapped *map, kn_json_line_fn each,
     const char *line;
     size_t at = 0, length;
     int64_t number = 0;
-    while (next_line((const char *)map->data, map->size, &at, &line, &length)) {
+    while (kn_next_line((const char *)map->data, map->size, &at, &line, &length)) {
         char where[4200];
         json_error_t error;
         number++;
@@ -103,7 +88,7 @@ static bool divide(kn_documents *d, const char *path, const kn_mapped *map, cons
     const char *line, *text = (const char *)map->data, *begin = text, *end = text;
     size_t at = 0, length;
     const size_t n = strlen(separator);
-    while (next_line(text, map->size, &at, &line, &length)) {
+    while (kn_next_line(text, map->size, &at, &line, &length)) {
         if (length != n || memcmp(line, separator, n) != 0) {
             end = line + length;
             continue;

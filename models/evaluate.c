@@ -1,6 +1,5 @@
 /* models/evaluate.c: how well a language model predicts a whole text: windows of its context, each
  * of which is counted behind where the one before ended. */
-#include "autograd/functional.h"
 #include "autograd/autograd.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
@@ -8,7 +7,6 @@
 #include "models/tokens/tokens.h"
 
 #include <math.h>
-#include <string.h>
 
 typedef struct evaluation {
     void *module;
@@ -80,9 +78,8 @@ static int64_t bytes_of(const kn_text *text, int64_t count, const kn_tokenizer *
 {
     int64_t bytes = 0;
     for (int64_t i = 1; t && i < count; i++) {
-        const char *piece;
         const int64_t id = kn_text_token(text, i);
-        bytes += id < kn_tokenizer_vocab(t) ? (int64_t)kn_tokenizer_piece(t, id, &piece) : 0;
+        bytes += kn_tokenizer_bytes(t, &id, 1);
     }
     return bytes;
 }

@@ -2,10 +2,9 @@
  * as JSON and in a checkpoint, its presets and choices. */
 #include "models/family.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
+#include "models/options_internal.h"
 #include "tensor/json.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,31 +22,11 @@ const kn_family *kn_family_at(kn_family_kind kind, int i)
     return NULL;
 }
 
-/* The next word of a list "a|b" from *at on into word[64]; false: there is none. */
-static bool next_word(const char **at, char word[64])
-{
-    const size_t n = *at ? strcspn(*at, "|") : 0;
-    if (n == 0)
-        return false;
-    snprintf(word, 64, "%.*s", (int)n, *at);
-    *at += n + ((*at)[n] == '|');
-    return true;
-}
-
-static bool listed(const char *list, const char *word)
-{
-    char one[64];
-    while (next_word(&list, one))
-        if (strcmp(one, word) == 0)
-            return true;
-    return false;
-}
-
 const kn_family *kn_family_typed(kn_family_kind kind, const char *type)
 {
     const kn_family *f = NULL;
     for (int i = 0; type && (f = kn_family_at(kind, i)) && strcmp(type, f->type) != 0 &&
-                    !listed(f->also, type);
+                    !kn_is_listed(f->also, type);
          i++)
         ;
     return f;
@@ -100,13 +79,20 @@ const char *kn_family_types(kn_family_kind kind, kn_types_of of, char buf[KN_CHO
         if (of == KN_TYPES_GGUF && !f->keys)
             continue;
         put_word(buf, KN_CHOICES, ", ", f->type);
-        while (next_word(&also, word))
+        while (kn_next_word(&also, word))
             put_word(buf, KN_CHOICES, ", ", word);
     }
     return buf;
 }
 
 /* ---- fields ---------------------------------------------------------------------------------- */
+
+kn_model_config kn_config_of(const kn_family *f, const void *config)
+{
+    kn_model_config c = { .family = f };
+    memcpy(c.of, config, f->size);
+    return c;
+}
 
 const kn_config_field *kn_family_field(const kn_family *f, const char *name)
 {
@@ -270,7 +256,7 @@ static json_t *value_json(const kn_config_field *f, const void *config)
     const char *text = f->text;
     switch (f->kind) {
     case KN_FIELD_FIXED:
-        return next_word(&text, word) ? fixed_json(word) : NULL;
+        return kn_next_word(&text, word) ? fixed_json(word) : NULL;
     case KN_FIELD_FLAG:
     case KN_FIELD_NOT:
         return json_boolean((get(f, config, 0) != 0) == (f->kind == KN_FIELD_FLAG));
@@ -325,7 +311,7 @@ json_t *kn_config_json_theirs(const kn_model_config *c)
     bool ok = j != NULL;
     for (const kn_config_field *p = f->field; ok && p->kind; p++)
         for (const char *keys = p->optional && p->kind == KN_FIELD_FIXED ? NULL : p->theirs;
-             ok && next_word(&keys, key);)
+             ok && kn_next_word(&keys, key);)
             ok = put_value(j, key, value_json(p, c->of));
     if (ok && (!f->export || f->export(j, c->of)))
         return j;
@@ -341,19 +327,12 @@ char *kn_config_text(const kn_model_config *c)
     return j ? kn_json_copy(j, 0, "a configuration") : NULL;
 }
 
-static kn_model_config config_of(const kn_family *f, const void *config)
-{
-    kn_model_config c = { .family = f };
-    memcpy(c.of, config, f->size);
-    return c;
-}
-
 const char *kn_family_text(const kn_family *f, const void *config, char *buf, size_t size)
 {
     if (!config || !buf)
         return kn_fail_null("kn_%s_config_text: the %s is NULL", f->prefix,
                             config ? "buffer" : "configuration");
-    const kn_model_config c = config_of(f, config);
+    const kn_model_config c = kn_config_of(f, config);
     json_t *j = kn_config_json(&c);
     const size_t n = j ? json_dumpb(j, buf, size - 1, 0) : 0;
     json_decref(j);
@@ -409,7 +388,7 @@ static bool read_fixed(const kn_family *family, const kn_config_field *f, const 
 {
     bool is = !v;
     char word[64], number[32] = "something else";
-    for (const char *text = f->text; !is && next_word(&text, word);) {
+    for (const char *text = f->text; !is && kn_next_word(&text, word);) {
         json_t *want = fixed_json(word);
         is = json_equal(want, v);
         json_decref(want);
@@ -464,9 +443,10 @@ static bool key_of(const kn_config_field *p, bool theirs, const json_t *object, 
 {
     char other[64];
     const char *list = theirs && p->theirs ? p->theirs : p->key;
-    if (!next_word(&list, key))
+    if (!kn_next_word(&list, key))
         return false;
-    if (!json_object_get(object, key) && next_word(&list, other) && json_object_get(object, other))
+    if (!json_object_get(object, key) && kn_next_word(&list, other) &&
+        json_object_get(object, other))
         strcpy(key, other);
     return true;
 }

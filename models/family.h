@@ -15,7 +15,6 @@
 
 #include <jansson.h>
 #include <stddef.h>
-#include <string.h>
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
@@ -215,6 +214,8 @@ typedef struct kn_model_config {
     _Alignas(16) unsigned char of[KN_CONFIG_ROOM]; /* the family's own struct */
 } kn_model_config;
 
+/* Of the family's own struct a copy. */
+kn_model_config kn_config_of(const kn_family *f, const void *config);
 const kn_config_field *kn_family_field(const kn_family *f, const char *name); /* NULL: none */
 /* A field by name as a number (a flag as its name means it); otherwise, where there is none. */
 double kn_config_get(const kn_model_config *c, const char *name, double otherwise);

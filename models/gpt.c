@@ -14,7 +14,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 typedef struct gpt_block {
     kn_module base;
@@ -50,31 +49,12 @@ static kn_values gpt_block_forward(kn_module *self, kn_values in, const void *ar
     return KN_VALUES(kn_add(x, kn_call(&b->mlp, h)));
 }
 
-static bool check_input(const gpt_state *s, const kn_values *in)
-{
-    char a[96], b[96];
-    if (in->n < 1 || in->n > 3 || kn_ndim(in->v[0]) != 2)
-        return kn_fail("gpt: takes ids [B,T], and targets [B,T] for the loss, and [B,T] where "
-                       "documents begin");
-    int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(&s->block[0].attn);
-    if (len < 1 || before + len > s->config.ctx)
-        return kn_fail("gpt: %lld tokens in a row; the model's context is 1 to %lld",
-                       (long long)(before + len), (long long)s->config.ctx);
-    for (int i = 1; i < in->n; i++)
-        if (kn_ndim(in->v[i]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[i]), 16) != 0)
-            return kn_fail(
-                "gpt: ids are %s but %s %s; both must be [B,T]", kn_describe(in->v[0], a, sizeof a),
-                i == 1 ? "targets" : "documents' begins", kn_describe(in->v[i], b, sizeof b));
-    return true;
-}
-
 static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
 {
     gpt_state *s = kn_module_data(self);
     const bool *last = arg; /* logits of the last position only */
-    kn_values out = { 0 };
-    if (!check_input(s, &in))
-        return out;
+    if (!kn_text_inputs("gpt", &in, &s->block[0].attn, s->config.ctx))
+        return (kn_values){ 0 };
     kn_tensor *ids = in.v[0], *begin = in.n == 3 ? in.v[2] : NULL;
     kn_tensor *mask = begin ? kn_document_mask(begin) : NULL;
     kn_tensor *position = kn_token_positions(&s->block[0].attn, ids);
@@ -91,9 +71,7 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
     kn_tensor *head = kn_module_param(&s->wte, "weight");
     x = in.n >= 2 ? kn_linear_cross_entropy(x, head, in.v[1]) /* logits are never whole */
                   : kn_linear(x, head, NULL, false);          /* (B, T, V) */
-    if (x)
-        out = (kn_values){ 1, { x } };
-    return out;
+    return KN_VALUES(x);
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -119,12 +97,9 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
 bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device)
 {
     const kn_gpt_config *c = &config;
-    if (!kn_ok() || !kn_gpt_config_check(&config))
+    if (!kn_ok() || !kn_gpt_config_check(&config) || !kn_module_init_n((kn_module *)g, gpt_forward))
         return false;
-    size_t size = sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block);
-    if (!kn_module_init_n((kn_module *)g, gpt_forward))
-        return false;
-    if (!kn_module_set_data(g, NULL, size)) {
+    if (!kn_module_set_data(g, NULL, sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block))) {
         kn_module_free(g);
         return false;
     }

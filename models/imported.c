@@ -5,8 +5,7 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/formats/formats.h"
-#include "models/model_tensors.h"
-#include "models/pretrained_internal.h"
+#include "models/model_folder.h"
 #include "models/record.h"
 #include "models/text_internal.h"
 #include "models/tokens/tokens.h"
@@ -38,7 +37,7 @@ static bool read_config(const char *dir, kn_model_config *c)
 {
     const kn_path at = kn_path_of(dir, "config.json", "");
     const char *path = at.text;
-    json_t *j = kn_pretrained_config_read(path);
+    json_t *j = kn_model_json(path);
     const char *type = json_string_value(json_object_get(j, "model_type"));
     char types[KN_CHOICES];
     if (!j)
@@ -66,7 +65,7 @@ static bool read_ends(kn_imported *x, const char *dir, const char *name)
     const kn_path path = kn_path_of(dir, name, "");
     if (x->ends > 0 || !kn_is_there(path.text))
         return kn_ok();
-    json_t *j = kn_pretrained_config_read(path.text), *end = json_object_get(j, "eos_token_id");
+    json_t *j = kn_model_json(path.text), *end = json_object_get(j, "eos_token_id");
     const int64_t vocab = (int64_t)kn_config_get(&x->config, "vocab", 0);
     for (size_t i = 0; i < (json_is_array(end) ? json_array_size(end) : 1); i++) {
         const json_t *one = json_is_array(end) ? json_array_get(end, i) : end;
@@ -82,7 +81,7 @@ static bool open_folder(kn_imported *x, const char *dir)
 {
     if (!kn_is_there(dir))
         return kn_ok() && kn_fail("there is no folder or file %s", dir);
-    if (!kn_is_there(kn_path_of(dir, "config.json", "").text))
+    if (!kn_is_in(dir, "config.json"))
         return kn_ok() && kn_fail("%s holds no model: it is neither a run's folder nor one with a "
                                   "config.json, as transformers and --export write it",
                                   dir);
@@ -90,7 +89,7 @@ static bool open_folder(kn_imported *x, const char *dir)
         !read_ends(x, dir, "config.json"))
         return false;
     if (!kn_pieces_are_there(dir)) {
-        const bool pickled = kn_is_there(kn_path_of(dir, "pytorch_model.bin", "").text);
+        const bool pickled = kn_is_in(dir, "pytorch_model.bin");
         return kn_ok() &&
                kn_fail("%s holds no .safetensors%s", dir,
                        pickled ? ": write its pytorch_model.bin again by save_pretrained(dir, "

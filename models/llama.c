@@ -15,7 +15,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 typedef struct llama_block {
     kn_module base;
@@ -46,25 +45,6 @@ static kn_values llama_block_forward(kn_module *self, kn_values in, const void *
     return KN_VALUES(kn_add(x, kn_call(&b->mlp, h)));
 }
 
-static bool check_input(const llama_state *s, const kn_values *in)
-{
-    char a[96], b[96];
-    if (in->n < 1 || in->n > 3 || kn_ndim(in->v[0]) != 2)
-        return kn_fail("llama: takes ids [B,T], and targets [B,T] for the loss, and [B,T] where "
-                       "documents begin");
-    int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(&s->block[0].self_attn);
-    if (len < 1 || before + len > s->config.ctx)
-        return kn_fail("llama: %lld tokens in a row; the model's context is 1 to %lld",
-                       (long long)(before + len), (long long)s->config.ctx);
-    for (int i = 1; i < in->n; i++)
-        if (kn_ndim(in->v[i]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[i]), 16) != 0)
-            return kn_fail("llama: ids are %s but %s %s; both must be [B,T]",
-                           kn_describe(in->v[0], a, sizeof a),
-                           i == 1 ? "targets" : "documents' begins",
-                           kn_describe(in->v[i], b, sizeof b));
-    return true;
-}
-
 /* The loss in place of lm_head's logits, which are never whole. */
 static kn_values head_loss(kn_module *self, kn_values in, const void *arg)
 {
@@ -92,9 +72,8 @@ static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
 {
     llama_state *s = kn_module_data(self);
     const bool *last = arg; /* logits of the last position only */
-    kn_values out = { 0 };
-    if (!check_input(s, &in))
-        return out;
+    if (!kn_text_inputs("llama", &in, &s->block[0].self_attn, s->config.ctx))
+        return (kn_values){ 0 };
     /* rope sees differences of positions, so these needn't begin anew with a document */
     kn_tensor *mask = in.n == 3 ? kn_document_mask(in.v[2]) : NULL;
     kn_tensor *x = kn_call(&s->embed_tokens, in.v[0]); /* (B, T, C) */
@@ -104,10 +83,7 @@ static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->norm, x);
-    x = head(self, s, x, in.n >= 2 ? in.v[1] : NULL);
-    if (x)
-        out = (kn_values){ 1, { x } };
-    return out;
+    return KN_VALUES(head(self, s, x, in.n >= 2 ? in.v[1] : NULL));
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -139,12 +115,11 @@ static bool block_init(llama_block *b, kn_module *list, int index, const kn_llam
 bool kn_llama_init(kn_llama *g, kn_llama_config config, kn_dtype dtype, kn_device device)
 {
     const kn_llama_config *c = &config;
-    if (!kn_ok() || !kn_llama_config_check(&config))
+    if (!kn_ok() || !kn_llama_config_check(&config) ||
+        !kn_module_init_n((kn_module *)g, llama_forward))
         return false;
-    size_t size = sizeof(llama_state) + (size_t)c->layers * sizeof(llama_block);
-    if (!kn_module_init_n((kn_module *)g, llama_forward))
-        return false;
-    if (!kn_module_set_data(g, NULL, size)) {
+    if (!kn_module_set_data(g, NULL,
+                            sizeof(llama_state) + (size_t)c->layers * sizeof(llama_block))) {
         kn_module_free(g);
         return false;
     }

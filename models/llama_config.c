@@ -206,18 +206,15 @@ static bool export(json_t *object, const void *config)
     const json_t *scaling = json_object_get(object, "rope_scaling");
     json_t *rope = json_is_object(scaling) ? json_copy((json_t *)scaling)
                                            : json_pack("{s:s}", "rope_type", "default");
+    static const char *const kinds[][2] = { { "qwen3", "Qwen3ForCausalLM" },
+                                            { "qwen2", "Qwen2ForCausalLM" },
+                                            { "mistral", "MistralForCausalLM" },
+                                            { "llama", "LlamaForCausalLM" } };
     const bool qwen = c->qkv_bias || c->qk_norm;
-    json_t *kind = json_pack("{s:s, s:[s], s:b, s:i}", "model_type",
-                             c->qk_norm    ? "qwen3"
-                             : c->qkv_bias ? "qwen2"
-                             : c->window   ? "mistral"
-                                           : "llama",
-                             "architectures",
-                             c->qk_norm    ? "Qwen3ForCausalLM"
-                             : c->qkv_bias ? "Qwen2ForCausalLM"
-                             : c->window   ? "MistralForCausalLM"
-                                           : "LlamaForCausalLM",
-                             "use_sliding_window", qwen && c->window, "max_window_layers", 0);
+    const char *const *names = kinds[c->qk_norm ? 0 : c->qkv_bias ? 1 : c->window ? 2 : 3];
+    json_t *kind =
+        json_pack("{s:s, s:[s], s:b, s:i}", "model_type", names[0], "architectures", names[1],
+                  "use_sliding_window", qwen && c->window, "max_window_layers", 0);
     bool ok = rope && kind &&
               json_object_set_new(rope, "rope_theta", json_real(c->rope_base)) == 0 &&
               json_object_set_new(object, "rope_parameters", rope) == 0 &&

@@ -1,5 +1,4 @@
 /* models/model_tensors.c: the tensors of a model in files: compared, read, written. */
-#include "autograd/functional.h"
 #include "autograd/operations.h"
 #include "kernels/error.h"
 #include "kernels/memory_internal.h"

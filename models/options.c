@@ -35,6 +35,25 @@ bool kn_options_fail_unknown(const kn_options *o, const char *name, size_t lengt
     return kn_fail("unknown option --%.*s; --help lists the options", (int)length, name);
 }
 
+bool kn_next_word(const char **at, char word[64])
+{
+    const size_t n = *at ? strcspn(*at, "|") : 0;
+    if (n == 0)
+        return false;
+    snprintf(word, 64, "%.*s", (int)n, *at);
+    *at += n + ((*at)[n] == '|');
+    return true;
+}
+
+bool kn_is_listed(const char *list, const char *word)
+{
+    char one[64];
+    while (kn_next_word(&list, one))
+        if (strcmp(one, word) == 0)
+            return true;
+    return false;
+}
+
 /* ---- values -------------------------------------------------------------------------------- */
 
 static bool parse_number(const kn_option *p, const char *text, kn_option_field *field)
@@ -65,17 +84,11 @@ static bool parse_number(const kn_option *p, const char *text, kn_option_field *
 
 static bool parse_choice(const kn_option *p, const char *text, kn_option_field *field)
 {
-    char buf[WORD_MAX + 1];
-    size_t n = strlen(text);
-    int i = 0;
-    for (const char *w = p->choices; *w; i++) {
-        size_t m = strcspn(w, "|");
-        if (m == n && strncmp(w, text, n) == 0) {
-            field->choice = i;
+    char buf[WORD_MAX + 1], word[64];
+    const char *list = p->choices;
+    for (field->choice = 0; kn_next_word(&list, word); field->choice++)
+        if (strcmp(word, text) == 0)
             return true;
-        }
-        w += m + (w[m] == '|');
-    }
     const char *near = kn_nearest(text, p->choices, buf, sizeof buf);
     return kn_fail("--%s has no choice '%s'%s%s%s (choices: %s)", p->name, text,
                    near ? "; did you mean " : "", near ? near : "", near ? "?" : "", p->choices);
@@ -215,7 +228,6 @@ static bool give_one_more(kn_options *o, int i, const char *text)
     return ok;
 }
 
-/* Sets row i to a text of the command line; the same option with another value is an error. */
 bool kn_options_give(kn_options *o, int i, const char *text)
 {
     kn_option_value *v = &o->values[i];
@@ -227,17 +239,6 @@ bool kn_options_give(kn_options *o, int i, const char *text)
     if (!store(o, i, text))
         return false;
     v->origin = KN_VALUE_GIVEN;
-    return true;
-}
-
-bool kn_options_check_clashes(const kn_options *o)
-{
-    for (int i = 0; i < o->count; i++) {
-        const char *other = o->table[i].clashes;
-        if (other && o->values[i].origin == KN_VALUE_GIVEN && kn_options_given(o, other))
-            return kn_fail("--%s and --%s contradict each other; give one of them",
-                           o->table[i].name, other);
-    }
     return true;
 }
 
@@ -314,9 +315,7 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
 
 bool kn_options_help_wanted(const kn_options *o)
 {
-    if (!kn_given(o, "kn_options_help_wanted", "the options' struct"))
-        return false;
-    return o->help;
+    return kn_given(o, "kn_options_help_wanted", "the options' struct") && o->help;
 }
 
 /* Where none of what a function is given is NULL: the row of that name, -1: none. */

@@ -67,7 +67,10 @@ typedef struct kn_option {
     bool any;            /* INT and FLOAT: negative values are fine where min and max are 0 */
     const char *choices; /* CHOICE and NAME: "full_shard|no_shard" */
     const char *note;    /* shown by the help as the default instead of value ("one per core") */
-    const char *clashes; /* the name of an option that may not be given together with this one */
+    const char *clashes; /* options that may not be given together with this one: "a|b" */
+    /* It does something only beside another option: one of "a|b" that is set, or "a" with a value
+     * of "a=x|y". Else to give it is an error (kn_options_check). */
+    const char *with;
     kn_option_scope of;
     bool only_read; /* PATH: the program writes nothing there, so a checkpoint may name it */
     bool fixed;     /* a resumed run can't have another value than the checkpoint's */
@@ -99,6 +102,9 @@ KN_API kn_options *kn_options_main(const kn_option *table, void *fields, int arg
 /* Reads argv[1 .. argc-1]. "--help" and "--version" set kn_options_help_wanted, and nothing is
  * checked after them. */
 KN_API bool kn_options_parse(kn_options *o, int argc, char *const *argv);
+/* Whether every option that was given does something (.with); else false with an error. Call it
+ * where no file and no checkpoint sets others any more; kn_options_main does. */
+KN_API bool kn_options_check(const kn_options *o);
 KN_API bool kn_options_help_wanted(const kn_options *o);
 /* Whether all ranks of comm (NULL: kn_world()) have the same options; else false, with an error
  * that names the first one that differs and its value on two ranks. A path with a slash may be

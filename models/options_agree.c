@@ -1,11 +1,73 @@
-/* models/options_agree.c: ranks have the same options. */
+/* models/options_agree.c: options that go together, and ranks that have the same. */
 #include "comm/comm_internal.h"
 #include "fsdp/alike.h"
 #include "kernels/error_internal.h"
-#include "models/options.h"
+#include "models/options_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- of one rank ---------------------------------------------------------------------------- */
+
+bool kn_options_check_clashes(const kn_options *o)
+{
+    char other[64];
+    for (int i = 0; i < o->count; i++) {
+        const bool given = o->values[i].origin == KN_VALUE_GIVEN;
+        for (const char *list = o->table[i].clashes; given && kn_next_word(&list, other);)
+            if (kn_options_given(o, other))
+                return kn_fail("--%s and --%s contradict each other; give one of them",
+                               o->table[i].name, other);
+    }
+    return true;
+}
+
+/* Whether an option with this .with does something. */
+static bool is_of_use(const kn_options *o, const char *with)
+{
+    char word[64];
+    const size_t n = strcspn(with, "=");
+    if (with[n]) {
+        const int i = kn_options_find(o, with, n);
+        return i >= 0 && o->values[i].text && kn_is_listed(with + n + 1, o->values[i].text);
+    }
+    while (kn_next_word(&with, word)) {
+        const int i = kn_options_find(o, word, strlen(word));
+        const char *text = i < 0 ? NULL : o->values[i].text;
+        char *end = NULL;
+        const double number = text ? strtod(text, &end) : 0;
+        if (text && *text && strcmp(text, "false") != 0 && (*end || number != 0))
+            return true;
+    }
+    return false;
+}
+
+bool kn_options_check(const kn_options *o)
+{
+    if (!kn_given(o, "kn_options_check", "the options' struct"))
+        return false;
+    for (int i = 0; i < o->count && !o->help; i++) {
+        const kn_option *p = &o->table[i];
+        char shown[160] = "", word[64];
+        if (o->values[i].origin != KN_VALUE_GIVEN || !p->with || is_of_use(o, p->with))
+            continue;
+        const bool values = strchr(p->with, '=') != NULL;
+        for (const char *list = p->with; kn_next_word(&list, word);) {
+            const size_t used = strlen(shown);
+            snprintf(shown + used, sizeof shown - used, "%s%s",
+                     used == 0 ? ""
+                     : values  ? " or "
+                               : " or --",
+                     word);
+        }
+        if (values)
+            *strchr(shown, '=') = ' ';
+        return kn_fail("--%s is for --%s; give that as well, or leave it out", p->name, shown);
+    }
+    return true;
+}
+
+/* ---- of all ranks --------------------------------------------------------------------------- */
 
 /* A number by its value (1e-3 is 0.001), everything else by its text. */
 static bool add_option(kn_alike *a, const kn_option_record *r)

@@ -243,13 +243,16 @@ static bool read_lines(reader *r)
 static void mark_fixed(reader *r)
 {
     const kn_options *o = r->o;
+    char other[64];
     for (int i = 0; i < o->count; i++) {
-        const char *other = o->table[i].clashes;
-        const int j = other ? kn_options_find(o, other, strlen(other)) : -1;
         const bool given = o->values[i].origin == KN_VALUE_GIVEN;
-        r->fixed[i] |= given || (j >= 0 && o->values[j].origin == KN_VALUE_GIVEN);
-        if (j >= 0 && given)
-            r->fixed[j] = true;
+        r->fixed[i] |= given;
+        for (const char *list = o->table[i].clashes; kn_next_word(&list, other);) {
+            const int j = kn_options_find(o, other, strlen(other));
+            r->fixed[i] |= j >= 0 && o->values[j].origin == KN_VALUE_GIVEN;
+            if (j >= 0 && given)
+                r->fixed[j] = true;
+        }
     }
 }
 

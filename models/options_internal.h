@@ -50,6 +50,11 @@ static inline bool kn_option_chooses(const kn_option *p)
     return p->kind == KN_OPTION_CHOICE || p->kind == KN_OPTION_NAME;
 }
 
+/* The next word of a list "a|b" from *at on into word[64]; false: there is none. And whether a list
+ * has a word. */
+bool kn_next_word(const char **at, char word[64]);
+bool kn_is_listed(const char *list, const char *word);
+
 /* kn_options_command for options of these scopes, a bit each. */
 char *kn_options_words(kn_options *o, unsigned scopes);
 /* The row of that name, of so many characters; -1: none. */

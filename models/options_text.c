@@ -64,7 +64,8 @@ kn_options *kn_options_main(const kn_option *table, void *fields, int argc, char
                             const char *about)
 {
     kn_options *o = kn_options_create(table, fields);
-    bool parsed = o && kn_options_parse(o, argc, argv) && kn_options_agree(o, NULL);
+    bool parsed =
+        o && kn_options_parse(o, argc, argv) && kn_options_check(o) && kn_options_agree(o, NULL);
     if (parsed && !kn_options_help_wanted(o))
         return o;
     if (parsed && kn_rank(kn_world()) == 0)

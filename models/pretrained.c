@@ -1,150 +1,23 @@
 /* models/pretrained.c: image models in folders and files that others read and write. */
-#include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/pretrained_internal.h"
 #include "state/checkpoint_internal.h"
 #include "tensor/checksum.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
-static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json",
-                  CONFIG_NEW[] = "config.json.new";
 
 /* ---- saving ---------------------------------------------------------------------------------- */
-
-static bool is_there(const char *dir, const char *name)
-{
-    return kn_is_there(kn_path_of(dir, name, "").text);
-}
-
-/* Is dir/name the configuration of an export? */
-static bool is_own(const char *dir, const char *name)
-{
-    json_t *j =
-        is_there(dir, name) ? kn_pretrained_config_read(kn_path_of(dir, name, "").text) : NULL;
-    const bool own = json_object_get(j, "knap") != NULL;
-    json_decref(j);
-    if (!kn_error_number()) /* else it can't be read just now */
-        kn_clear_error();
-    return own;
-}
-
-bool kn_pretrained_may_save(const char *dir)
-{
-    int failed, tries = 0;
-    if (!kn_ok() || !kn_folder_outside(dir))
-        return false;
-    if (KN_AGAIN(mkdir(dir, 0777)) != 0 && errno != EEXIST)
-        return kn_fail_system("cannot make the folder %s: %m", dir);
-    while ((failed = access(dir, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
-        ;
-    if (failed)
-        return kn_fail_system("cannot write into %s: %m; choose another folder", dir);
-    if (kn_run_folder_has_checkpoint(dir))
-        return kn_fail("%s holds the checkpoint of a run; export into another folder", dir);
-    if (is_own(dir, is_there(dir, CONFIG) ? CONFIG : CONFIG_NEW))
-        return true;
-    const char *other = is_there(dir, CONFIG) ? CONFIG : is_there(dir, MODEL) ? MODEL : NULL;
-    return kn_ok() &&
-           (!other ||
-            kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir, other));
-}
-
-/* dir/name.new becomes dir/name. */
-static bool rename_new(const char *dir, const char *name)
-{
-    const kn_path from = kn_path_of(dir, name, ".new"), to = kn_path_of(dir, name, "");
-    return KN_AGAIN(rename(from.text, to.text)) == 0 ||
-           kn_fail_system("cannot rename %s: %m", from.text);
-}
-
-static void remove_new(const char *dir, const char *name)
-{
-    (void)KN_AGAIN(unlink(kn_path_of(dir, name, ".new").text));
-}
-
-/* A reader never finds a model with the configuration of another: the old one goes first, the new
- * one comes last. What lies between is no model for anyone, and config.json.new tells the next
- * export that it may replace it. */
-static bool remove_config(const char *dir)
-{
-    const kn_path path = kn_path_of(dir, CONFIG, "");
-    return KN_AGAIN(unlink(path.text)) == 0 || errno == ENOENT ||
-           kn_fail_system("cannot remove %s: %m", path.text);
-}
-
-static bool rename_both(const char *dir)
-{
-    return kn_sync_folder(dir) && rename_new(dir, MODEL) && kn_sync_folder(dir) &&
-           rename_new(dir, CONFIG) && kn_sync_folder(dir);
-}
-
-static bool write_config(const char *dir, const char *text)
-{
-    return text &&
-           kn_file_write(kn_path_of(dir, CONFIG_NEW, "").text, (const void *const[]){ text, "\n" },
-                         (const size_t[]){ strlen(text), 1 }, 2);
-}
-
-static bool save_both(const char *dir, void *module, const kn_model_tensors *t, const char *config,
-                      const kn_pretrained_save_options *o)
-{
-    const bool first = kn_rank(o->comm) == 0;
-    bool ok =
-        kn_model_write(t, module, o->ema, o->comm, o->dtype, kn_path_of(dir, MODEL, ".new").text);
-    const bool begun = ok && first && write_config(dir, config) && remove_config(dir);
-    ok = ok && (!first || (begun && rename_both(dir)));
-    if (!ok && first)
-        remove_new(dir, MODEL);
-    if (!begun && first)
-        remove_new(dir, CONFIG);
-    return ok;
-}
-
-static bool save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                 const kn_model_file *file, const kn_pretrained_save_options *o)
-{
-    kn_model_tensors t = { 0 };
-    bool ok =
-        kn_model_tensors_make(&t, module) && kn_model_is(&t, c, "the configuration gives") &&
-        (!c->family->export_more || c->family->export_more(&t, c->of)) &&
-        (file ? file->save(file, dir, module, &t, o->comm) : save_both(dir, module, &t, config, o));
-    kn_model_tensors_free(&t);
-    return ok;
-}
-
-bool kn_model_save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                   const kn_model_file *file, const char *caller, kn_pretrained_save_options o)
-{
-    o.comm = o.comm ? o.comm : kn_world();
-    o.dtype = o.dtype ? o.dtype : KN_F32;
-    if (o.dtype != KN_F32 && o.dtype != KN_BF16 && o.dtype != KN_F16 && o.dtype != KN_F64)
-        kn_fail("%s: .dtype is %s, should be f32, bf16, f16 or f64", caller,
-                kn_dtype_name(o.dtype));
-    else if (o.ema && kn_ema_module(o.ema) != (kn_module *)module)
-        kn_fail("%s: .ema was made for another module", caller);
-    else if (kn_rank(o.comm) == 0 && kn_pretrained_may_save(dir) && file)
-        file->may_save(file, dir);
-    if (!kn_agree(o.comm, kn_ok()))
-        return false;
-    kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
-    bool ok = kn_agree(o.comm, save(dir, module, c, config, file, &o));
-    kn_comm_resume_timeout(o.comm);
-    return ok;
-}
 
 bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
                     const kn_vision_input *in, kn_pretrained_save_options o)
 {
     char *text = kn_pretrained_config_text(c, in);
-    bool ok = kn_model_save(dir, module, c, text, NULL, "kn_pretrained_save", o);
+    const kn_model_saving how = { "kn_pretrained_save", text, NULL, o.comm, o.ema, o.dtype };
+    const bool ok = kn_model_save(dir, module, c, how);
     kn_host_free(text);
     return ok;
 }
@@ -177,15 +50,14 @@ static bool input_of(const kn_pretrained_save_options *o, const kn_model_config 
 
 bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_options o)
 {
-    kn_model_config c = { 0 };
     kn_vision_input in = { 0 };
     if (!kn_given_path(dir, "kn_pretrained_save", "the folder") ||
         !kn_given(module, "kn_pretrained_save", "the module"))
         return false;
     if (!o.resnet == !o.vit)
         return kn_fail("kn_pretrained_save: give one of .resnet and .vit, the module's sizes");
-    c.family = o.resnet ? &kn_resnet_family : &kn_vit_family;
-    memcpy(c.of, o.resnet ? (const void *)o.resnet : o.vit, c.family->size);
+    kn_model_config c =
+        o.resnet ? kn_config_of(&kn_resnet_family, o.resnet) : kn_config_of(&kn_vit_family, o.vit);
     bool ok = kn_family_check(c.family, c.of) && input_of(&o, &c, &in) &&
               kn_vision_save(dir, module, &c, &in, o);
     kn_host_free(in.label);
@@ -238,13 +110,13 @@ static bool open_file(kn_pretrained *p, const char *path, const char *model)
  * if the configuration is still the file that it was before. */
 static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
 {
-    const kn_path config = kn_path_of(dir, CONFIG, "");
+    const kn_path config = kn_path_of(dir, KN_CONFIG_FILE, "");
     struct stat before, now;
     if (kn_look(config.text, &before) < 0)
         return false;
-    json_t *j = kn_pretrained_config_read(config.text);
+    json_t *j = kn_model_json(config.text);
     bool ok =
-        j && open_tensors(p, kn_path_of(dir, MODEL, "").text) &&
+        j && open_tensors(p, kn_path_of(dir, KN_MODEL_FILE, "").text) &&
         kn_pretrained_config_model(j, config.text, model, p->file, p->path, &p->config, &p->input);
     json_decref(j);
     if (!ok)
@@ -286,14 +158,14 @@ typedef enum kind {
 
 static kind kind_of_folder(const char *dir)
 {
-    if (!is_there(dir, MODEL))
-        kn_fail("%s holds no model: there is neither a state.json nor a %s%s", dir, MODEL,
-                is_there(dir, "pytorch_model.bin")
+    if (!kn_is_in(dir, KN_MODEL_FILE))
+        kn_fail("%s holds no model: there is neither a state.json nor a %s%s", dir, KN_MODEL_FILE,
+                kn_is_in(dir, "pytorch_model.bin")
                     ? "; write its pytorch_model.bin again by safetensors.torch.save_file"
                     : "");
-    else if (is_there(dir, CONFIG))
+    else if (kn_is_in(dir, KN_CONFIG_FILE))
         return FOLDER;
-    else if (is_there(dir, CONFIG_NEW))
+    else if (kn_is_in(dir, KN_CONFIG_FILE ".new"))
         kn_fail("%s: an export into this folder didn't end; export again", dir);
     return kn_ok() ? BARE_TENSORS : NOTHING;
 }
@@ -318,7 +190,7 @@ static bool open_any(kn_pretrained *p, const char *path, const char *model)
         return false;
     return is == CHECKPOINT     ? open_checkpoint(p, path, model)
            : is == FOLDER       ? open_folder(p, path, model)
-           : is == BARE_TENSORS ? open_file(p, kn_path_of(path, MODEL, "").text, model)
+           : is == BARE_TENSORS ? open_file(p, kn_path_of(path, KN_MODEL_FILE, "").text, model)
                                 : open_file(p, path, model);
 }
 

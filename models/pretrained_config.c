@@ -1,62 +1,14 @@
 /* models/pretrained_config.c: timm's config.json of an image model, and a state dictionary without
  * one. The sizes of a model are those of its tensors; the numbers of a config.json must agree. */
-#include "data/data.h"
 #include "kernels/error.h"
-#include "kernels/memory.h"
 #include "models/pretrained_internal.h"
 #include "tensor/json.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define MOST_BYTES  (1 << 26) /* of a config.json */
-#define MOST_VALUES (1 << 18) /* numbers, texts, lists and objects in it */
-#define OWN         "knap"    /* the key of Knap's sizes; names that timm lacks begin so */
-
-/* ---- the file -------------------------------------------------------------------------------- */
-
-/* An upper bound of the values of a JSON text, so that it can't take much more memory than its own
- * bytes. */
-static int64_t count_values(const kn_mapped *text)
-{
-    int64_t n = 1;
-    bool quoted = false;
-    for (size_t i = 0; i < text->size; i++) {
-        const unsigned char c = text->data[i];
-        if (quoted && c == '\\')
-            i++;
-        else if (c == '"')
-            quoted = !quoted;
-        else
-            n += !quoted && (c == ',' || c == '[' || c == '{' || c == ':');
-    }
-    return n;
-}
-
-json_t *kn_pretrained_config_read(const char *path)
-{
-    json_error_t error = { 0 };
-    kn_mapped map;
-    json_t *j = NULL;
-    if (!kn_file_map(path, "configuration of a model", &map))
-        return NULL;
-    const int64_t values = map.size <= MOST_BYTES ? count_values(&map) : INT64_MAX;
-    if (values <= MOST_VALUES)
-        j = kn_json_parse((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, path, &error);
-    kn_file_unmap(&map);
-    if (json_is_object(j))
-        return j;
-    if (values > MOST_VALUES)
-        kn_fail("%s has more than %d bytes or %d values; it is no model's configuration", path,
-                MOST_BYTES, MOST_VALUES);
-    else
-        kn_fail("%s is no JSON object (%s in line %d); the file is damaged", path,
-                j ? "another value" : error.text, j ? 1 : error.line);
-    json_decref(j);
-    return NULL;
-}
+#define OWN "knap" /* the key of Knap's sizes; names that timm lacks begin so */
 
 /* ---- writing --------------------------------------------------------------------------------- */
 

@@ -9,7 +9,6 @@
 #include "tensor/files.h"
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* A value that the program worked out is told apart: a resumed run works it out again. */
@@ -39,9 +38,7 @@ char *kn_options_text(kn_options *o)
 
 char *kn_tokenizer_text(const kn_tokenizer *t)
 {
-    if (!kn_given(t, "kn_tokenizer_text", "the tokenizer"))
-        return NULL;
-    return kn_host_strdup(t->json);
+    return kn_given(t, "kn_tokenizer_text", "the tokenizer") ? kn_host_strdup(t->json) : NULL;
 }
 
 /* What c records, which the caller drops, and the options in it, which were the whole of it once.

@@ -86,8 +86,8 @@ static int64_t fewest_tensors(const void *config)
 
 static bool write(json_t *object, const void *config)
 {
-    kn_model_config c = { .family = &kn_resnet_family };
-    const kn_resnet_config *r = memcpy(c.of, config, sizeof *r);
+    const kn_model_config c = kn_config_of(&kn_resnet_family, config);
+    const kn_resnet_config *r = config;
     const kn_preset *preset = r->small_images ? NULL : kn_config_preset(&c);
     const int64_t features = (r->width << (count_stages(r) - 1)) * (r->bottleneck ? 4 : 1);
     return json_object_set_new(object, "num_features", json_integer(features)) == 0 &&

@@ -5,6 +5,7 @@
 #include "kernels/memory_internal.h"
 #include "models/text_internal.h"
 #include "models/tokens/tokens.h"
+#include "nn/layers.h"
 #include "tensor/checksum.h"
 
 #include <string.h>
@@ -138,9 +139,7 @@ int64_t kn_text_count(const kn_text *t, kn_text_split split)
 
 int64_t kn_text_vocab(const kn_text *t)
 {
-    if (!kn_given(t, "kn_text_vocab", "the text"))
-        return 0;
-    return t->vocab;
+    return kn_given(t, "kn_text_vocab", "the text") ? t->vocab : 0;
 }
 
 /* The part with token i. */
@@ -258,18 +257,15 @@ bool kn_text_batch_documents(const kn_text *t, kn_text_split split, uint64_t see
     if (!kn_given(begin, "kn_text_batch_documents", "the place for begin") ||
         !kn_text_batch(t, split, seed, first, batch, ctx, x, y))
         return false;
-    for (int64_t r = 0; t->talk && r < batch; r++)
-        kn_conversations_row(t, split, seed, first + r, x + r * ctx, y + r * ctx, begin + r * ctx);
-    if (t->talk)
-        return true;
-    if (t->first < 0)
+    if (!t->talk && t->first < 0)
         return kn_fail("kn_text_batch_documents: which token stands between documents of the text "
                        "isn't known; give it (--end)");
-    for (int64_t r = 0; r < batch; r++)
-        for (int64_t k = 0, from = 0; k < ctx; k++) {
-            from = x[r * ctx + k] == t->first ? k : from;
-            begin[r * ctx + k] = from;
-        }
+    for (int64_t r = 0; r < batch; r++, x += ctx, y += ctx, begin += ctx) {
+        if (t->talk)
+            kn_conversations_row(t, split, seed, first + r, x, y, begin);
+        for (int64_t k = 0, from = 0; !t->talk && k < ctx; k++)
+            begin[k] = from = x[k] == t->first ? k : from;
+    }
     return true;
 }
 
@@ -282,6 +278,29 @@ kn_tensor *kn_document_mask(kn_tensor *begin)
     const int64_t rows = kn_size(begin, 0), len = kn_size(begin, 1);
     return kn_eq(kn_reshape(begin, KN_SHAPE(rows, 1, len, 1)),
                  kn_reshape(begin, KN_SHAPE(rows, 1, 1, len)));
+}
+
+bool kn_text_inputs(const char *name, const kn_values *in, const void *attention, int64_t ctx)
+{
+    char a[96], b[96];
+    if (!kn_given(name, "kn_text_inputs", "the model's name") ||
+        !kn_given(in, "kn_text_inputs", "the list of tensors"))
+        return false;
+    if (in->n < 1 || in->n > 3 || kn_ndim(in->v[0]) != 2)
+        return kn_fail("%s: takes ids [B,T], and targets [B,T] for the loss, and [B,T] where "
+                       "documents begin",
+                       name);
+    const int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(attention);
+    if (len < 1 || before + len > ctx)
+        return kn_fail("%s: %lld tokens in a row; the model's context is 1 to %lld", name,
+                       (long long)(before + len), (long long)ctx);
+    for (int i = 1; i < in->n; i++)
+        if (kn_ndim(in->v[i]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[i]), 16) != 0)
+            return kn_fail("%s: ids are %s but %s %s; both must be [B,T]", name,
+                           kn_describe(in->v[0], a, sizeof a),
+                           i == 1 ? "targets" : "documents' begins",
+                           kn_describe(in->v[i], b, sizeof b));
+    return true;
 }
 
 /* All bytes where they take up to blocks of them, else so many blocks, from the first to the last.

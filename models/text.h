@@ -11,6 +11,7 @@
 #ifndef KNAP_MODELS_TEXT_H
 #define KNAP_MODELS_TEXT_H
 
+#include "autograd/function.h"
 #include "data/data.h"
 #include "data/loader.h"
 #include "models/tokenizer.h"
@@ -107,6 +108,11 @@ KN_API bool kn_text_batch_documents(const kn_text *t, kn_text_split split, uint6
 /* Which tokens of a row are of one document, as a mask of attention [B,1,T,T] (bool), of begin
  * [B,T]. */
 KN_API kn_tensor *kn_document_mask(kn_tensor *begin);
+/* Whether a language model's forward takes these tensors: ids [B,T], with targets [B,T] for the
+ * loss, with begin [B,T], too; T and the positions that attention, one of its layers, has in a
+ * cache are at most ctx. Else false with an error that begins by the model's name. */
+KN_API bool kn_text_inputs(const char *name, const kn_values *in, const void *attention,
+                           int64_t ctx);
 
 typedef struct kn_text_options {
     KN_BEGIN_OPTIONS;

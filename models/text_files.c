@@ -7,8 +7,13 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are mapped as they are");
 
-#define HEADER_BYTES 64
 static const char MAGIC[8] = "KNTOKENS";
+typedef struct header {
+    char magic[8];
+    uint32_t version, width;
+    uint64_t count, vocab;
+    char zeros[32];
+} header;
 
 /* llm.c's: 256 numbers, of which these are the first ones, and the third is the count. */
 enum { LLMC_BYTES = 1024 };
@@ -115,41 +120,36 @@ kn_text *kn_text_map_plain(const char *path, int64_t vocab)
 /* Reads the header of a mapped token file into t and *of; checks every field. */
 static bool read_header(kn_text_part *t, int64_t *of, const char *path)
 {
-    uint32_t version, width;
-    uint64_t count, vocab;
-    const unsigned char *h = t->map.data;
+    static const header none;
+    header h;
     const int which = llmc_of(&t->map);
     if (which >= 0)
         return read_llmc(t, of, path, which);
-    if (t->map.size < HEADER_BYTES || memcmp(h, MAGIC, sizeof MAGIC) != 0)
-        return kn_fail("%s is no token file: it does not begin with KNTOKENS and a header of %d "
+    if (t->map.size < sizeof h || memcmp(t->map.data, MAGIC, sizeof MAGIC) != 0)
+        return kn_fail("%s is no token file: it does not begin with KNTOKENS and a header of %zu "
                        "bytes",
-                       path, HEADER_BYTES);
-    memcpy(&version, h + 8, 4);
-    memcpy(&width, h + 12, 4);
-    memcpy(&count, h + 16, 8);
-    memcpy(&vocab, h + 24, 8);
-    if (version != 1)
-        return kn_fail("%s: token file version %u; this program reads version 1", path, version);
-    if (width != 2 && width != 4)
-        return kn_fail("%s: %u bytes a token; 2 and 4 are supported", path, width);
-    for (size_t i = 32; i < HEADER_BYTES; i++)
-        if (h[i] != 0)
-            return kn_fail("%s: byte %zu of its header is not 0", path, i);
-    if (vocab == 0 || vocab > (width == 2 ? 1ull << 16 : 1ull << 31))
+                       path, sizeof h);
+    memcpy(&h, t->map.data, sizeof h);
+    if (h.version != 1)
+        return kn_fail("%s: token file version %u; this program reads version 1", path, h.version);
+    if (h.width != 2 && h.width != 4)
+        return kn_fail("%s: %u bytes a token; 2 and 4 are supported", path, h.width);
+    if (memcmp(h.zeros, none.zeros, sizeof h.zeros) != 0)
+        return kn_fail("%s: its header has bytes behind its numbers that aren't 0", path);
+    if (h.vocab == 0 || h.vocab > (h.width == 2 ? 1ull << 16 : 1ull << 31))
         return kn_fail("%s: a vocabulary of %llu does not go with %u bytes a token", path,
-                       (unsigned long long)vocab, width);
-    uint64_t room = t->map.size - HEADER_BYTES;
-    if (count > room / width || count * width != room)
+                       (unsigned long long)h.vocab, h.width);
+    const uint64_t room = t->map.size - sizeof h;
+    if (h.count > room / h.width || h.count * h.width != room)
         return kn_fail("%s: its header says %llu tokens of %u bytes, but %llu bytes follow; it was "
                        "cut short or is damaged",
-                       path, (unsigned long long)count, width, (unsigned long long)room);
-    if (count == 0)
+                       path, (unsigned long long)h.count, h.width, (unsigned long long)room);
+    if (h.count == 0)
         return kn_fail("%s holds no tokens", path);
-    t->width = (int)width;
-    t->count = (int64_t)count;
-    *of = (int64_t)vocab;
-    t->tokens = h + HEADER_BYTES;
+    t->width = (int)h.width;
+    t->count = (int64_t)h.count;
+    *of = (int64_t)h.vocab;
+    t->tokens = t->map.data + sizeof h;
     return true;
 }
 
@@ -170,15 +170,12 @@ bool kn_text_save(const kn_text *t, const char *path)
         return false;
     if (t->parts != 1)
         return kn_fail("kn_text_save: a text of %lld files; one is written", (long long)t->parts);
-    unsigned char h[HEADER_BYTES] = { 0 };
     const kn_text_part *p = &t->part[0];
-    uint32_t version = 1, width = (uint32_t)p->width;
-    uint64_t count = (uint64_t)p->count, vocab = (uint64_t)t->vocab;
-    memcpy(h, MAGIC, sizeof MAGIC);
-    memcpy(h + 8, &version, 4);
-    memcpy(h + 12, &width, 4);
-    memcpy(h + 16, &count, 8);
-    memcpy(h + 24, &vocab, 8);
-    return kn_file_write(path, (const void *const[]){ h, p->tokens },
-                         (const size_t[]){ sizeof h, (size_t)count * width }, 2);
+    header h = { .version = 1,
+                 .width = (uint32_t)p->width,
+                 .count = (uint64_t)p->count,
+                 .vocab = (uint64_t)t->vocab };
+    memcpy(h.magic, MAGIC, sizeof MAGIC);
+    return kn_file_write(path, (const void *const[]){ &h, p->tokens },
+                         (const size_t[]){ sizeof h, (size_t)(p->count * p->width) }, 2);
 }

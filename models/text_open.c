@@ -98,20 +98,15 @@ bool kn_text_holds_tokens(const char *path)
  * several. NULL without an error where there is none. */
 static bool open_sidecar(const char *path, bool several, kn_tokenizer **tokenizer)
 {
-    const int folder = (int)(kn_path_last(path) - path);
-    size_t size = strlen(path) + sizeof "tokenizer.json";
-    char *json = kn_host_alloc(size);
-    if (!json)
-        return false;
-    snprintf(json, size, "%s.json", path);
-    bool there = kn_is_there(json);
+    const kn_path folder = kn_path_above(path);
+    kn_path json = kn_path_of(folder.text, kn_path_last(path), ".json");
+    bool there = kn_ok() && kn_is_there(json.text);
     if (!there && several && kn_ok()) {
-        snprintf(json, size, "%.*stokenizer.json", folder, path);
-        there = kn_is_there(json);
+        json = kn_path_of(folder.text, "tokenizer.json", "");
+        there = kn_is_there(json.text);
     }
     if (there)
-        *tokenizer = kn_tokenizer_load(json);
-    kn_host_free(json);
+        *tokenizer = kn_tokenizer_load(json.text);
     return kn_ok();
 }
 
@@ -139,8 +134,8 @@ static kn_tokenizer *find_tokenizer(const char *path, const kn_text_read_options
                                   o->kind)
                    : NULL;
     }
-    const bool plain = kn_text_is_plain(path);
-    if (kn_text_has_header(map) || plain) {
+    const bool header = kn_text_has_header(map), plain = !header && kn_ends_in(path, ".bin");
+    if (header || plain) {
         if (!open_sidecar(path, several, &made) || (!made && (!plain || o->vocab)))
             return made;
         if (made && (strcmp(o->kind, "char") == 0 || strcmp(o->kind, kn_tokenizer_kind(made)) == 0))
@@ -232,9 +227,9 @@ static kn_text *read_file(const char *path, kn_tokenizer **tokenizer, bool sever
     kn_documents d = { 0 };
     if (!kn_file_map(path, "text file", &map))
         return NULL;
-    const bool header = kn_text_has_header(&map), plain = kn_text_is_plain(path),
+    const bool header = kn_text_has_header(&map), plain = !header && kn_ends_in(path, ".bin"),
                tokens = header || plain;
-    bool ok = kn_ok() && check_sort(path, o, plain, tokens);
+    bool ok = check_sort(path, o, plain, tokens);
     if (ok && !tokens && !o->chat && (o->field || o->separator || o->end))
         ok = kn_documents_read(&d, path, &map, o);
     if (ok && !*tokenizer)

@@ -7,7 +7,6 @@
 #include "models/tokens/tokens.h"
 #include "nn/layers.h"
 
-#include <math.h>
 #include <string.h>
 
 /* Texts at once: as many as the CPU's products give each row the bits that it has alone

@@ -123,6 +123,11 @@ bool kn_is_there(const char *path)
     return kn_look(path, &st) > 0;
 }
 
+bool kn_is_in(const char *dir, const char *name)
+{
+    return kn_is_there(kn_path_of(dir, name, "").text);
+}
+
 bool kn_are_same(const char *a, const char *b)
 {
     struct stat x, y;

@@ -53,6 +53,7 @@ int kn_look(const char *path, struct stat *st);
 int kn_look_at_link(const char *path, struct stat *st);
 /* False also with an error: whether there is one; whether both are there, and are the same one. */
 bool kn_is_there(const char *path);
+bool kn_is_in(const char *dir, const char *name); /* dir/name */
 bool kn_are_same(const char *a, const char *b);
 /* Whether two looks found the same file, which nobody wrote in between. */
 bool kn_same_file(const struct stat *a, const struct stat *b);

@@ -1,8 +1,6 @@
 /* models/formats/formats.c: which format a file has, names of tensors, and writing a planned
  * file. */
 #include "models/formats/formats.h"
-#include "autograd/autograd.h"
-#include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "tensor/whole_file.h"
@@ -93,9 +91,9 @@ const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, ch
 /* ---- writing --------------------------------------------------------------------------------- */
 
 /* There is no such file in dir, or one that Knap wrote. */
-static bool may_save(const kn_model_file *file, const char *dir)
+bool kn_file_may_save(const kn_file_writer *w, const char *dir)
 {
-    const kn_file_format *format = ((const kn_file_writer *)file)->format;
+    const kn_file_format *format = w->format;
     const kn_path path = kn_path_of(dir, format->file, "");
     char mark[64];
     const size_t n = strlen(format->mark);
@@ -176,10 +174,9 @@ static bool write_planned(const kn_file_plan *p, const char *path, void *module,
     return ok;
 }
 
-static bool save(const kn_model_file *file, const char *dir, void *module,
-                 const kn_model_tensors *t, kn_comm *comm)
+bool kn_file_save(const kn_file_writer *w, const char *dir, void *module, const kn_model_tensors *t,
+                  kn_comm *comm)
 {
-    const kn_file_writer *w = (const kn_file_writer *)file;
     kn_file_plan plan = { 0 };
     bool ok =
         w->format->plan(&plan, w, t) &&
@@ -189,5 +186,3 @@ static bool save(const kn_model_file *file, const char *dir, void *module,
     kn_host_free(plan.order);
     return ok;
 }
-
-const kn_model_file kn_file_in_folder = { .may_save = may_save, .save = save };

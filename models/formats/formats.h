@@ -6,7 +6,7 @@
 #define KNAP_MODELS_FORMATS_FORMATS_H
 
 #include "models/family.h"
-#include "models/pretrained_internal.h"
+#include "models/model_tensors.h"
 #include "models/tokenizer.h"
 
 /* What a reader finds. */
@@ -31,11 +31,11 @@ typedef struct kn_file_plan {
 
 /* A model on its way to a file. */
 typedef struct kn_file_writer {
-    kn_model_file base; /* comes first */
     const struct kn_file_format *format;
     const kn_model_config *config;
     const kn_tokenizer *tokenizer; /* NULL: none */
-    const int64_t *ends;           /* [end_count]: ids that end a text */
+    int64_t begin;                 /* the id that begins a text; -1: none is known */
+    const int64_t *ends;           /* [end_count]: ids that end one */
     int end_count;
     const char *jinja; /* the template of its conversations; NULL: none */
     const kn_ema *ema; /* NULL: the module's own values */
@@ -67,7 +67,10 @@ const kn_file_format *kn_file_format_of(char *path);
 const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, char gguf[256]);
 /* A name with number in the place of '*'; whether there is one. */
 bool kn_tensor_name_at(char out[256], const char *pattern, int64_t number);
-/* For kn_model_save: writes the file in dir, whole or not at all. */
-extern const kn_model_file kn_file_in_folder;
+/* For kn_model_save: whether the file may be written in dir, on the rank that writes, else an
+ * error; and its writing, whole or not at all: collective, rank 0 of comm writes. */
+bool kn_file_may_save(const kn_file_writer *w, const char *dir);
+bool kn_file_save(const kn_file_writer *w, const char *dir, void *module, const kn_model_tensors *t,
+                  kn_comm *comm);
 
 #endif

@@ -1,7 +1,6 @@
 /* models/formats/gguf_model.c: a language model in a GGUF, by the table of its family: the values
  * become the object of a config.json, which the family reads; and back. */
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "models/formats/formats.h"
 #include "models/formats/gguf.h"
 #include "models/llama.h"
@@ -316,15 +315,10 @@ static void put_config(kn_gguf_out *o, const kn_family *f, const char *arch, con
 
 static void put_tokens(kn_gguf_out *o, const kn_file_writer *e)
 {
-    const int64_t *prefix = NULL;
-    const int64_t own = e->tokenizer ? kn_tokenizer_id(e->tokenizer, "<|endoftext|>") : -1,
-                  end = e->end_count > 0 ? e->ends[0] : own;
-    if (e->tokenizer && kn_tokenizer_prefix(e->tokenizer, &prefix) > 0)
-        kn_gguf_put_u32(o, "tokenizer.ggml.bos_token_id", prefix[0]);
-    else if (end >= 0)
-        kn_gguf_put_u32(o, "tokenizer.ggml.bos_token_id", end);
-    if (end >= 0)
-        kn_gguf_put_u32(o, "tokenizer.ggml.eos_token_id", end);
+    if (e->begin >= 0)
+        kn_gguf_put_u32(o, "tokenizer.ggml.bos_token_id", e->begin);
+    if (e->end_count > 0)
+        kn_gguf_put_u32(o, "tokenizer.ggml.eos_token_id", e->ends[0]);
     if (e->end_count > 1)
         kn_gguf_put_u32(o, "tokenizer.ggml.eot_token_id", e->ends[1]);
     if (e->tokenizer)

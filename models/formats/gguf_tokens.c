@@ -2,7 +2,6 @@
  * llama.cpp's lists, of a byte-level BPE ("gpt2") or of SentencePiece's ("llama"), as a
  * tokenizer.json. */
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "models/formats/gguf.h"
 
 #include <math.h>

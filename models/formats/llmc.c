@@ -2,7 +2,6 @@
  * 256 numbers of 32 bits, then the tensors of kn_gpt_family's table in its order, each row of it
  * for all blocks; products are [out, in], and the token embedding has rows of zeros at its end. */
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "models/formats/formats.h"
 #include "models/gpt.h"
 #include "tensor/files.h"
@@ -95,12 +94,11 @@ static kn_pieces *open_tensors(const char *path, const kn_gpt_config *c, const i
                                const struct stat *st)
 {
     const kn_dtype dtype = h[VERSION] == F32 ? KN_F32 : KN_BF16;
-    kn_model_config block = { .family = &kn_gpt_family };
+    kn_model_config block = kn_config_of(&kn_gpt_family, c);
     kn_model_tensors t = { 0 };
     kn_foreign_piece *list = NULL;
     kn_pieces *p = NULL;
     int64_t count, end;
-    memcpy(block.of, c, sizeof *c);
     kn_config_set(&block, "layers", 1);
     if (!kn_model_tensors_of(&t, &block))
         goto done;
@@ -129,8 +127,7 @@ static bool open_llmc(const char *path, kn_found *f)
     kn_gpt_config c;
     if (!read_header(path, h, &st) || !read_config(path, h, &c))
         return false;
-    f->config.family = &kn_gpt_family;
-    memcpy(f->config.of, &c, sizeof c);
+    f->config = kn_config_of(&kn_gpt_family, &c);
     return (f->tensors = open_tensors(path, &c, h, &st)) != NULL;
 }
 

@@ -184,7 +184,6 @@ bool database_put(sqlite3_stmt *q, const char *form, ...)
 static bool add_events(sqlite3 *db, const char *schema, const recording *r)
 {
     sqlite3_stmt *q = database_into(db, schema, "event", 22);
-    char **text = r->names.text;
     bool ok = q != NULL;
     for (int64_t i = 0; ok && i < r->events; i++) {
         const event *e = &r->event[i];
@@ -193,9 +192,10 @@ static bool add_events(sqlite3 *db, const char *schema, const recording *r)
                           "ssssssssss"
                           "ddddddd",
                           i, (int64_t)e->r, event_kinds[e->k], e->line,
-                          (int64_t)is_collective(r, e), text[e->w], text[e->s], text[e->m],
-                          text[e->c], text[e->x], text[e->p], text[e->a], text[e->o], text[e->h],
-                          text[e->v], e->t, e->d, e->f, e->b, e->l, e->q, e->n);
+                          (int64_t)is_collective(r, e), name_of(r, e->w), name_of(r, e->s),
+                          name_of(r, e->m), name_of(r, e->c), name_of(r, e->x), name_of(r, e->p),
+                          name_of(r, e->a), name_of(r, e->o), name_of(r, e->h), name_of(r, e->v),
+                          e->t, e->d, e->f, e->b, e->l, e->q, e->n);
     }
     sqlite3_finalize(q);
     return ok;

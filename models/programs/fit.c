@@ -9,8 +9,6 @@
 #include "models/programs/training.h"
 #include "state/attempt.h"
 
-#include <string.h>
-
 /* One way to train, and what it needs. */
 typedef struct way {
     int strategy, layout;
@@ -44,7 +42,7 @@ static bool two_steps(const fit *f)
     if (!kn_fsdp_mesh(&s->mesh, (kn_strategy)(KN_FULL_SHARD + s->strategy), t->world) ||
         !t->of->declare(t))
         return false;
-    kn_fsdp_wrap_options o = settings_fsdp(s, t->block_class);
+    kn_fsdp_wrap_options o = settings_fsdp(s, t->family->block_class);
     o.device = KN_META;
     o.forward_prefetch |= f->gpu && o.backward_prefetch == KN_PREFETCH_PRE &&
                           !kn_options_given(t->options, "forward-prefetch");

@@ -1,7 +1,6 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
 #include "comm/values.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "models/imported_internal.h"
 #include "models/programs/chat.h"
 #include "models/programs/prompts.h"
@@ -19,7 +18,7 @@
 typedef struct settings {
     const char *from, *tokenizer;
     prompt_settings prompt;
-    int64_t samples, tokens, ctx, top_k, seed, ranks, threads;
+    int64_t samples, tokens, ctx, top_k, seed;
     double temperature, top_p;
     int device, dtype, format;
     const char *export, *evaluate;
@@ -32,6 +31,8 @@ typedef struct settings {
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* of --dtype */
 
 #define AT(field) offsetof(settings, field)
+#define TASKS     "export|evaluate" /* write no text */
+#define NO_CHAT   "chat|" TASKS     /* a conversation has prompts and ends of its own */
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
@@ -42,53 +43,56 @@ static const kn_option table[] = {
       "the tokenizer: a tokenizer.json, or a folder with one", .note = "the model's own" },
     { "prompt", KN_OPTION_STRING, AT(prompt.prompt), "\n",
       "the text's beginning; given several times: of several texts", .note = "a new line",
-      .several = true },
+      .several = true, .clashes = "prompt-file|prompts|prompt-ids|" NO_CHAT },
     { "prompt-file", KN_OPTION_PATH, AT(prompt.file), NULL,
-      "the same in a file; -: from standard input" },
+      "the same in a file; -: from standard input", .clashes = "prompts|prompt-ids|" NO_CHAT },
     { "prompts", KN_OPTION_PATH, AT(prompt.lines), NULL,
-      "a file with a prompt in each line that isn't empty; -: standard input" },
+      "a file with a prompt in each line that isn't empty; -: standard input",
+      .clashes = "prompt-ids|" NO_CHAT },
     { "prompt-ids", KN_OPTION_STRING, AT(prompt.ids), NULL,
-      "the same as ids with commas between them: 464,2068; several times, too", .several = true },
-    { "samples", KN_OPTION_INT, AT(samples), "1", "texts of each prompt", .min = 1,
-      .max = 1 << 16 },
-    { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "write ids, not text" },
+      "the same as ids with commas between them: 464,2068; several times, too", .several = true,
+      .clashes = NO_CHAT },
+    { "samples", KN_OPTION_INT, AT(samples), "1", "texts of each prompt", .min = 1, .max = 1 << 16,
+      .clashes = NO_CHAT },
+    { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "write ids, not text", .clashes = NO_CHAT },
     { "chat", KN_OPTION_FLAG, AT(chat), NULL,
-      "a conversation: each line of standard input is answered, until its end or /exit" },
-    { "system", KN_OPTION_STRING, AT(system), NULL, "--chat: the system's message, before all" },
+      "a conversation: each line of standard input is answered, until its end or /exit",
+      .clashes = TASKS },
+    { "system", KN_OPTION_STRING, AT(system), NULL, "--chat: the system's message, before all",
+      .with = "chat" },
     { "template", KN_OPTION_NAME, AT(template), "own",
       "--chat: how messages become a text; own: as the model was trained",
-      .choices = "own|" KN_CHATS },
+      .choices = "own|" KN_CHATS, .with = "chat" },
     { "tokens", KN_OPTION_INT, AT(tokens), "500",
-      "tokens to write after the prompt, or of an answer, at most", .max = 1 << 24 },
+      "tokens to write after the prompt, or of an answer, at most", .max = 1 << 24,
+      .clashes = TASKS },
     { "no-end", KN_OPTION_FLAG, AT(no_end), NULL,
-      "write on where the model ends the text (<|endoftext|>, or as its configuration says)" },
+      "write on where the model ends the text (<|endoftext|>, or as its configuration says)",
+      .clashes = NO_CHAT },
     { "ctx", KN_OPTION_INT, AT(ctx), NULL, "tokens that the model sees", .min = 1, .max = 1 << 20,
       .note = "as many as it was trained with" },
     { "temperature", KN_OPTION_FLOAT, AT(temperature), "0.8",
-      "above 1 wilder, below 1 tamer, 0 always the likeliest", .max = 1000 },
+      "above 1 wilder, below 1 tamer, 0 always the likeliest", .max = 1000, .clashes = TASKS },
     { "top-k", KN_OPTION_INT, AT(top_k), "200", "choose among the k likeliest; 0: all",
-      .max = 1 << 24 },
+      .max = 1 << 24, .clashes = TASKS },
     { "top-p", KN_OPTION_FLOAT, AT(top_p), "1", "choose among the likeliest that make up p",
-      .max = 1 },
+      .max = 1, .clashes = TASKS },
     { "evaluate", KN_OPTION_PATH, AT(evaluate), NULL,
-      "say how well the model predicts this text or token file, and write no text" },
+      "say how well the model predicts this text or token file, and write no text",
+      .clashes = "export" },
     { "stride", KN_OPTION_INT, AT(stride), NULL,
       "--evaluate: tokens between two windows of the context", .min = 1, .max = 1 << 20,
-      .note = "half the context" },
+      .with = "evaluate", .note = "half the context" },
     { "export", KN_OPTION_PATH, AT(export), NULL,
       "write the model for another program into this folder, and no text" },
     { "format", KN_OPTION_CHOICE, AT(format), "hf",
       "of the export: for transformers, llama.cpp (model.gguf), or llm.c (model.bin; a GPT only)",
-      .choices = "hf|gguf|llmc" },
+      .choices = "hf|gguf|llmc", .with = "export" },
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32",
       "of weights and computation, or of the exported file", .choices = "f32|bf16|f16" },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "seed", KN_OPTION_INT, AT(seed), "1337",
-      "seed of the choices; each further text has the next", .max = 9e15 },
-    { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
-      .max = 4096 },
-    { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
-      .note = "cores / ranks" },
+      "seed of the choices; each further text has the next", .max = 9e15, .clashes = TASKS },
     { 0 },
 };
 
@@ -215,15 +219,6 @@ static bool generate(const settings *s, kn_comm *world)
     if (!s->from)
         return kn_fail(
             "give --from DIR, a folder that train_gpt --out wrote, one of transformers, or a GGUF");
-    if (s->stride && !s->evaluate)
-        return kn_fail("--stride is for --evaluate; leave it out");
-    if (s->evaluate && s->export)
-        return kn_fail("--evaluate and --export are two tasks; give one of them");
-    if (s->format && !s->export)
-        return kn_fail("--format is for --export; leave it out");
-    const bool own = strcmp(s->template, "own") == 0;
-    if ((s->system || !own) && !s->chat)
-        return kn_fail("--%s is for --chat; leave it out", s->system ? "system" : "template");
     if (s->samples > 1 && s->temperature == 0)
         return kn_fail("--samples %lld of --temperature 0 are all the same; give a temperature "
                        "above 0, or leave --samples out",
@@ -253,6 +248,7 @@ static bool generate(const settings *s, kn_comm *world)
     else if (ok && s->evaluate)
         ok = evaluate(s, &model, c, tokenizer, ctx, world);
     else if (ok && s->chat) {
+        const bool own = strcmp(s->template, "own") == 0;
         const chat_options talk = { own ? NULL : s->template, s->system, ctx, s->tokens, o };
         ok = chat(&model, from, tokenizer, &talk, world);
     } else
@@ -263,31 +259,6 @@ static bool generate(const settings *s, kn_comm *world)
     return ok;
 }
 
-/* --export and --evaluate write no text; a text begins in one way, a conversation in its own. */
-static bool only_for_text(const settings *s, const kn_options *o)
-{
-    static const char *const names[] = { "prompt",      "prompt-file", "prompts", "prompt-ids",
-                                         "samples",     "print-ids",   "no-end",  "tokens",
-                                         "temperature", "top-k",       "top-p",   "seed",
-                                         "chat" };
-    enum { PROMPTS = 4, NOT_CHATS = 7 }; /* a conversation has prompts and ends of its own */
-    const char *first = NULL;
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
-        if (!kn_options_given(o, names[i]))
-            continue;
-        if (s->chat && i < NOT_CHATS)
-            return kn_fail("--chat has prompts and ends of its own; leave --%s out", names[i]);
-        if (s->export || s->evaluate)
-            return kn_fail("--%s is for writing text, which --%s doesn't; leave it out", names[i],
-                           s->export ? "export" : "evaluate");
-        if (i < PROMPTS && first)
-            return kn_fail("--%s and --%s are two ways to give prompts; choose one of them", first,
-                           names[i]);
-        first = i < PROMPTS ? names[i] : first;
-    }
-    return true;
-}
-
 int main(int argc, char **argv)
 {
     settings s = { 0 };
@@ -296,7 +267,7 @@ int main(int argc, char **argv)
         kn_ok() ? kn_options_main(table, &s, argc, argv,
                                   "Writes text with a model that train_gpt or transformers saved.")
                 : NULL;
-    if (o && only_for_text(&s, o) && prompts_read(&s.prompts, &s.prompt, world))
+    if (o && prompts_read(&s.prompts, &s.prompt, world))
         generate(&s, world);
     prompts_free(&s.prompts);
     kn_options_free(o);

@@ -162,6 +162,7 @@ static bool make_size_rows(kn_option row[MODEL_OPTIONS + 1])
                                     help_of(p->name, help[k], sizeof help[k]),
                                     .min = p->low,
                                     .max = p->high,
+                                    .with = p->with,
                                     .note = p->note };
         }
     row[n] = (kn_option){ 0 };
@@ -172,7 +173,6 @@ static kn_option size_rows[MODEL_OPTIONS + 1];
 
 bool gpt_settings_begin(settings *s)
 {
-    static kn_option room[112];
     static const char *const in_steps[] = { "steps",        "warmup",     "eval-every",
                                             "sample-every", "save-every", NULL };
     const kn_option *const parts[] = { text_rows,      model_rows,         size_rows,
@@ -181,7 +181,7 @@ bool gpt_settings_begin(settings *s)
                                        settings_log,   settings_saving,    NULL };
     s->in_steps = in_steps;
     kn_family_choices(KN_LANGUAGE_MODELS, choices);
-    return make_size_rows(size_rows) && settings_join(s, room, sizeof room / sizeof *room, parts);
+    return make_size_rows(size_rows) && settings_join(s, parts);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -198,7 +198,7 @@ static double value_of(const gpt_settings *s, const char *option)
 }
 
 /* An option of the model that was given. */
-static bool check_option(const gpt_settings *s, const kn_options *o, const kn_option *row)
+static bool check_option(const gpt_settings *s, const kn_option *row)
 {
     const char *word = s->model, *name = row->name;
     const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, word), *only;
@@ -213,14 +213,13 @@ static bool check_option(const gpt_settings *s, const kn_options *o, const kn_op
     if (strcmp(f->custom, word) != 0 && !p->free)
         return kn_fail("--%s%s doesn't go with --model %s, which fixes it; leave one of them out",
                        no, name, word);
-    return !p->with || kn_options_given(o, p->with) ||
-           kn_fail("--%s is for --%s; give that as well, or leave it out", name, p->with);
+    return true;
 }
 
 static bool check_model(const gpt_settings *s, const kn_options *o)
 {
     for (const kn_option *row = size_rows; row->name; row++)
-        if (kn_options_given(o, row->name) && !check_option(s, o, row))
+        if (kn_options_given(o, row->name) && !check_option(s, row))
             return false;
     return true;
 }

@@ -22,7 +22,7 @@ static const kn_option image_rows[] = {
       "crop: parts of padded images; resized: parts of any size; none: whole images",
       .choices = "crop|resized|none" },
     { "pad", KN_OPTION_INT, AT(pad), "4", "black pixels around an image before it is cropped",
-      .max = 4096 },
+      .max = 4096, .with = "augment=crop" },
     { "flip", KN_OPTION_FLAG, AT(flip), "true", "mirror every second image, left to right" },
     { "jitter", KN_OPTION_FLOAT, AT(jitter), "0",
       "change brightness, contrast and saturation by up to this factor", .max = 1 },
@@ -77,16 +77,20 @@ static const kn_option training_rows[] = {
       "one_cycle: up and down; step: a tenth after a half, a hundredth after three quarters",
       .choices = "one_cycle|cosine|step|constant" },
     { "min-lr", KN_OPTION_FLOAT, RUN(min_lr), "0", "learning rate at the end of one_cycle, cosine",
-      .max = 1e30 },
+      .max = 1e30, .with = "schedule=one_cycle|cosine" },
     { "warmup", KN_OPTION_INT, RUN(warmup), "-1", "steps until the peak", .min = -1, .max = 1e12,
       .note = "one_cycle: 3/10 of all; else none" },
-    { "momentum", KN_OPTION_FLOAT, RUN(momentum), "0.9", "sgd's", .max = 0.99999999 },
-    { "nesterov", KN_OPTION_FLAG, RUN(nesterov), "true", "sgd: Nesterov's momentum" },
+    { "momentum", KN_OPTION_FLOAT, RUN(momentum), "0.9", "sgd's", .max = 0.99999999,
+      .with = "optimizer=sgd" },
+    { "nesterov", KN_OPTION_FLAG, RUN(nesterov), "true", "sgd: Nesterov's momentum",
+      .with = "optimizer=sgd" },
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1",
       "weight decay; adamw and muon: only of matrices and convolutions", .min = -1, .max = 1e3,
       .note = "5e-4; adamw and muon: 0.05" },
-    { "beta1", KN_OPTION_FLOAT, RUN(beta1), "0.9", "AdamW's first beta", .max = 0.99999999 },
-    { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.999", "AdamW's second beta", .max = 0.99999999 },
+    { "beta1", KN_OPTION_FLOAT, RUN(beta1), "0.9", "AdamW's first beta", .max = 0.99999999,
+      .with = "optimizer=adamw|muon" },
+    { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.999", "AdamW's second beta", .max = 0.99999999,
+      .with = "optimizer=adamw|muon" },
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated and saved as the model; 0: none",
       .max = 0.99999999 },
@@ -121,7 +125,6 @@ static const kn_option progress_rows[] = {
 
 bool image_settings_begin(settings *s)
 {
-    static kn_option room[112];
     static const char *const in_steps[] = { "warmup", "save-every", NULL };
     const kn_option *const parts[] = { image_rows,
                                        model_rows,
@@ -136,7 +139,7 @@ bool image_settings_begin(settings *s)
                                        NULL };
     s->in_steps = in_steps;
     kn_family_choices(KN_IMAGE_MODELS, choices);
-    return settings_join(s, room, sizeof room / sizeof *room, parts);
+    return settings_join(s, parts);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -148,23 +151,9 @@ static bool is(const char *word, const char *name)
     return strcmp(word, name) == 0;
 }
 
-/* Options of one optimizer or schedule beside another one. */
 static bool check_rates(const image_settings *s, const kn_options *o)
 {
     const settings *r = &s->run;
-    static const struct {
-        const char *option, *beside, *words;
-    } only[] = { { "momentum", "optimizer", "sgd" },
-                 { "nesterov", "optimizer", "sgd" },
-                 { "beta1", "optimizer", "adamw|muon" },
-                 { "beta2", "optimizer", "adamw|muon" },
-                 { "min-lr", "schedule", "one_cycle|cosine" } };
-    for (size_t i = 0; i < sizeof only / sizeof *only; i++) {
-        const char *word = kn_options_value(o, only[i].beside);
-        if (kn_options_given(o, only[i].option) && !strstr(only[i].words, word))
-            return kn_fail("--%s does nothing with --%s %s; leave one of them out", only[i].option,
-                           only[i].beside, word);
-    }
     if (kn_options_given(o, "nesterov") && r->nesterov && r->momentum == 0)
         return kn_fail("--nesterov needs a --momentum above 0; leave one of them out");
     if (r->weight_decay < 0)
@@ -212,10 +201,8 @@ static bool check_model(const image_settings *s, const kn_options *o)
     return true;
 }
 
-static bool check_images(const image_settings *s, const kn_options *o)
+static bool check_images(const image_settings *s)
 {
-    if (kn_options_given(o, "pad") && s->augment != CROP)
-        return kn_fail("--pad is for --augment crop; leave one of them out");
     if ((s->mixup > 0 || s->cutmix > 0) && s->run.batch % 2)
         return kn_fail("--%s mixes images in pairs; give an even --batch, not %lld",
                        s->mixup > 0 ? "mixup" : "cutmix", (long long)s->run.batch);
@@ -237,7 +224,7 @@ bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int6
         return kn_fail("--epochs %g are %.3g steps; give fewer", s->epochs, steps);
     r->steps = steps < 1 ? 1 : (int64_t)steps;
     r->eval_every = (s->eval_epochs * samples + step - 1) / step; /* the last: at the end */
-    return derive_rates(s, o) && check_model(s, o) && check_images(s, o) && check_rates(s, o) &&
+    return derive_rates(s, o) && check_model(s, o) && check_images(s) && check_rates(s, o) &&
            settings_check_rate(r, o) && settings_check(r, o, world);
 }
 

@@ -1,6 +1,5 @@
 /* models/programs/knap_checkpoint.c: looks into checkpoints, checks their bytes and merges their
  * shards: knap-checkpoint inspect|verify|merge DIR. */
-#include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/options.h"

@@ -1,12 +1,9 @@
 /* models/programs/knap_plot.c: the losses of runs in one picture, on the terminal or as SVG. */
-#include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/programs/losses.h"
 #include "models/programs/tool.h"
 #include "tensor/files.h"
-
-#include <string.h>
 
 enum { MOST_RUNS = 16 };
 

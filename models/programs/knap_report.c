@@ -12,8 +12,6 @@
 #include "tensor/files.h"
 #include "tensor/json.h"
 
-#include <math.h>
-#include <string.h>
 #include <unistd.h>
 
 static const char about[] =
@@ -33,7 +31,8 @@ static const kn_option table[] = {
     { "RUN.rec...", KN_OPTION_REST, .help = "one or several, in the order of the tabs" },
     { "out", KN_OPTION_PATH, offsetof(settings, out), NULL, "the page",
       .note = "the first recording's name and .html" },
-    { "text", KN_OPTION_FLAG, offsetof(settings, text), NULL, "print the facts, write no page" },
+    { "text", KN_OPTION_FLAG, offsetof(settings, text), NULL, "print the facts, write no page",
+      .clashes = "out" },
     { "what-if", KN_OPTION_STRING, offsetof(settings, what_if), NULL,
       "run this command, a trainer's with another option, and show it beside the first recording" },
     { 0 },
@@ -93,9 +92,9 @@ static bool put_data(FILE *out, const recording *r, const waiting *w)
         put_json(out, head);
     kn_host_free(head);
     fputs(",\n\"names\":[", out);
-    for (int i = 0; ok && i < r->names.count; i++) {
+    for (int32_t i = 0; ok && i < r->names.count; i++) {
         fputs(i ? "," : "", out);
-        ok = put_text(out, r->names.text[i]);
+        ok = put_text(out, name_of(r, i));
     }
     fputs("],\n\"kinds\":[", out);
     for (int i = 0; i < KINDS; i++)
@@ -217,8 +216,6 @@ static bool run(char *const *word, int words)
     if (words == 0)
         return kn_fail("give a recording, as --record FILE of a trainer writes it; --help explains "
                        "more");
-    if (given.text && given.out)
-        return kn_fail("--text prints the facts and --out writes a page: give one of them");
     if (given.text)
         return print_facts(word);
     snprintf(path, sizeof path, "%s.html", word[0]);

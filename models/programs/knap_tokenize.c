@@ -52,7 +52,7 @@ static const kn_option table[] = {
       "encode: the files are documents with lines like this one between them",
       .commands = "encode" },
     { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "encode: the ids, not a token file",
-      .commands = "encode" },
+      .clashes = "out", .commands = "encode" },
     { "output", KN_OPTION_HEADING },
     { "out", KN_OPTION_PATH, AT(out), NULL,
       "train: the folder or file for tokenizer.json; encode: the token file",
@@ -157,12 +157,6 @@ static bool find_place(const char *out, char *path, size_t size)
            kn_fail("%s is there already; give another folder, or --overwrite", path);
 }
 
-static bool save(const kn_tokenizer *t, const char *out, const char *path)
-{
-    return (kn_ends_in(out, ".json") || kn_folder_make(out, "--out ")) &&
-           kn_tokenizer_save(t, path);
-}
-
 static bool train(char *const *path, int count)
 {
     enum { MOST = 1024 };
@@ -188,7 +182,8 @@ static bool train(char *const *path, int count)
                                   .progress = merging, .progress_arg = &merges);
         kn_words_tell(NULL, NULL);
         bar_end(&b);
-        ok = made && save(made, given.out, where);
+        ok = made && (kn_ends_in(given.out, ".json") || kn_folder_make(given.out, "--out ")) &&
+             kn_tokenizer_save(made, where);
     }
     if (ok) {
         say_size("trained on", t.bytes);
@@ -273,8 +268,6 @@ static bool encode(const kn_tokenizer *t, char *const *path, int count)
     const size_t width = kn_dtype_size(dtype);
     if (!given.out && !given.print_ids)
         return kn_fail("encode: give --out FILE, where the tokens go, or --print-ids");
-    if (given.out && given.print_ids)
-        return kn_fail("encode: --print-ids writes no file; leave --out out");
     if (given.out && !may_write(path, count))
         return false;
     if (given.behind && (behind = kn_tokenizer_id(t, given.behind)) < 0)

@@ -1,7 +1,6 @@
 /* models/programs/measures.c: a row of floats a rank and step: losses, norm, number of a parameter,
  * news. */
 #include "models/programs/measures.h"
-#include "autograd/autograd.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
@@ -14,7 +13,7 @@ struct measures {
     kn_tensor *row;       /* of this rank */
     kn_tensor *all;       /* [ranks, width]; row, where there is one rank */
     float *host;          /* their copy on the host */
-    kn_fetch **sent;      /* oldest first */
+    kn_fetch *sent[2];    /* oldest first */
     int waiting, most;
 };
 
@@ -36,8 +35,7 @@ measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int b
     }
     kn_scope_end(scope);
     m->host = kn_host_alloc((size_t)(ranks * width) * sizeof *m->host);
-    m->sent = kn_host_calloc((size_t)m->most, sizeof *m->sent);
-    if (m->row && m->host && m->sent)
+    if (m->row && m->host)
         return m;
     measures_free(m);
     return NULL;
@@ -52,7 +50,6 @@ void measures_free(measures *m)
     kn_tensor_free(m->row);
     kn_tensor_free(m->all);
     kn_host_free(m->host);
-    kn_host_free(m->sent);
     kn_host_free(m);
 }
 
@@ -123,9 +120,8 @@ bool measures_take(measures *m, measured *out)
     if (m->waiting == 0)
         return kn_fail("measures: no step is pending");
     kn_fetch *f = m->sent[0];
+    m->sent[0] = m->sent[1];
     m->waiting--;
-    for (int i = 0; i < m->waiting; i++)
-        m->sent[i] = m->sent[i + 1];
     if (!kn_fetch_end(f, m->host, bytes))
         return false;
     double sum = 0;

@@ -1,7 +1,6 @@
 /* models/programs/pictures.c: SVG is written as text into memory, and the file all or nothing. */
 #include "models/programs/pictures.h"
 #include "models/programs/chart.h"
-#include "data/data.h"
 #include "kernels/error_internal.h"
 #include "models/image.h"
 #include "models/tokens/tokens.h"

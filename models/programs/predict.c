@@ -16,7 +16,7 @@
 typedef struct settings {
     const char *from, *data, *save, *export, *logits, *model;
     char *const *images;
-    int64_t count, top, threads;
+    int64_t count, top;
     int dtype;
 } settings;
 
@@ -33,16 +33,17 @@ static const kn_option table[] = {
       "the model of a file without a config.json beside it", .choices = models },
     { "data", KN_OPTION_PATH, AT(data), NULL,
       "also the test images of a set (cifar10, shapes, ...) or a folder, beside their classes" },
-    { "count", KN_OPTION_INT, AT(count), "0", "of these the first so many; 0: all" },
-    { "save", KN_OPTION_PATH, AT(save), NULL, "write these images as PNG files into this folder" },
+    { "count", KN_OPTION_INT, AT(count), "0", "of these the first so many; 0: all",
+      .with = "data" },
+    { "save", KN_OPTION_PATH, AT(save), NULL, "write these images as PNG files into this folder",
+      .with = "data" },
     { "top", KN_OPTION_INT, AT(top), "5", "classes to print an image", .min = 1, .max = 1 << 20 },
     { "logits", KN_OPTION_PATH, AT(logits), NULL,
       "write the logits of all classes into this file: a line an image, separated by tabs" },
     { "export", KN_OPTION_PATH, AT(export), NULL,
       "write the model into this folder, for torchvision and timm" },
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
-      .choices = "f32|bf16|f16" },
-    { "threads", KN_OPTION_INT, AT(threads), NULL, "threads", .max = 1024, .note = "cores" },
+      .choices = "f32|bf16|f16", .with = "export" },
     { 0 },
 };
 
@@ -194,19 +195,6 @@ static bool export_model(predictor *p)
     return true;
 }
 
-static bool open_logits(predictor *p)
-{
-    if (p->s->logits && !(p->logits = fopen(p->s->logits, "w")))
-        return kn_fail_system("cannot write %s: %m", p->s->logits);
-    return true;
-}
-
-static bool close_logits(predictor *p)
-{
-    return !p->logits || fclose(p->logits) == 0 ||
-           kn_fail_system("cannot write %s: %m", p->s->logits);
-}
-
 static bool run(const settings *s)
 {
     predictor p = { .s = s };
@@ -215,10 +203,6 @@ static bool run(const settings *s)
     if (!s->images[0] && !s->data && !s->export)
         return kn_fail("give one image or several: predict --from PATH IMAGE...; or --data with a "
                        "set of images; or --export DIR");
-    if (!s->data && (s->count || s->save))
-        return kn_fail("--count and --save are for the images of --data; leave them out");
-    if (s->dtype && !s->export)
-        return kn_fail("--dtype is for --export; leave it out");
     p.from = kn_pretrained_open(s->from, .model = strcmp(s->model, "by-folder") ? s->model : NULL);
     const kn_model_config *config = p.from ? kn_pretrained_config(p.from) : NULL;
     bool ok = config && kn_config_init(&p.model, config, KN_F32, KN_META);
@@ -227,9 +211,12 @@ static bool run(const settings *s)
         kn_train(&p.model, false);
         kn_set_grad_mode(false);
         ok = kn_materialize(&p.model, KN_CPU, 1) && kn_pretrained_load(p.from, &p.model) &&
-             (!s->export || export_model(&p)) && open_logits(&p) && (!s->data || predict_set(&p)) &&
-             predict_files(&p);
-        ok = close_logits(&p) && ok;
+             (!s->export || export_model(&p)) &&
+             (!s->logits || (p.logits = fopen(s->logits, "w")) ||
+              kn_fail_system("cannot write %s: %m", s->logits)) &&
+             (!s->data || predict_set(&p)) && predict_files(&p);
+        if (p.logits && fclose(p.logits) != 0)
+            kn_fail_system("cannot write %s: %m", s->logits);
         kn_module_free(&p.model);
     }
     kn_pretrained_free(p.from);

@@ -11,28 +11,25 @@
 /* The text of a file, "-" for standard input, for kn_host_free. */
 static char *read_text(const char *path)
 {
-    char *text = NULL;
-    int64_t n = 0, room = 0;
+    char *text = NULL, *copy = NULL;
+    size_t room = 0;
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     if (!f) {
         kn_fail_system("cannot open the prompt %s: %m", path);
         return NULL;
     }
-    while (kn_host_grow(&text, &room, n + 4096, 1)) {
-        const size_t got = fread(text + n, 1, (size_t)(room - n - 1), f);
-        n += (int64_t)got;
-        if (got == 0)
-            break;
-    }
-    if (kn_ok() && ferror(f))
+    errno = 0;
+    const ssize_t n = getdelim(&text, &room, 0, f);
+    if (ferror(f) || (n < 0 && errno))
         kn_fail_system("cannot read the prompt %s: %m", path);
-    if (kn_ok() && memchr(text, 0, (size_t)n))
+    else if (n > 0 && text[n - 1] == 0)
         kn_fail("the prompt %s has the character U+0000", path);
-    if (text)
-        text[n] = 0;
+    else
+        copy = kn_host_strdup(n > 0 ? text : "");
+    free(text);
     if (f != stdin)
         fclose(f);
-    return text;
+    return copy;
 }
 
 char *share_text(char *text, const char *what, kn_comm *world)

@@ -2,7 +2,6 @@
  * and the facts rely on what is checked here, and on nothing else. */
 #include "models/programs/recorded.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
 #include "kernels/memory_internal.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
@@ -33,17 +32,11 @@ const event_key event_keys[] = {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static int32_t names_add(names *n, const char *text)
+/* The number of a text; -1 with an error. */
+static int32_t number_of(recording *r, const char *text)
 {
-    const int at = kn_name_table_find(&n->table, n->text, sizeof *n->text, text);
-    if (at >= 0)
-        return at;
-    if (!kn_name_table_grow(&n->table, n->text, sizeof *n->text, n->count, n->count + 1) ||
-        !kn_host_grow(&n->text, &n->room, n->count + 1, sizeof *n->text) ||
-        !(n->text[n->count] = kn_host_strdup(text)))
-        return -1;
-    kn_name_table_add(&n->table, n->text, sizeof *n->text, n->count);
-    return n->count++;
+    const struct kn_string *name = kn_strings_add(&r->names, text, strlen(text));
+    return name ? (int32_t)(name - r->names.list) : -1;
 }
 
 /* ---- the first line -------------------------------------------------------------------------- */
@@ -215,7 +208,7 @@ static bool take_key(recording *r, event *e, const event_key *key, const json_t 
         return true;
     const bool any = e->k == NUMBER && key->at == offsetof(event, n); /* a norm may explode */
     if (any && json_is_string(value)) {
-        e->x = names_add(&r->names, json_string_value(value)); /* "nan", "inf" */
+        e->x = number_of(r, json_string_value(value)); /* "nan", "inf" */
         return e->x >= 0;
     }
     if (!key->text) {
@@ -229,7 +222,7 @@ static bool take_key(recording *r, event *e, const event_key *key, const json_t 
     const char *text = elements(value, eight, sizeof eight) ? eight : json_string_value(value);
     if (!text)
         return kn_fail("%s, line %lld: \"%s\" must be a text", r->path, (long long)line, key->key);
-    return (*(int32_t *)to = names_add(&r->names, text)) >= 0;
+    return (*(int32_t *)to = number_of(r, text)) >= 0;
 }
 
 /* Kinds that a later version may add are left out. */
@@ -296,7 +289,7 @@ bool recording_read(recording *r, const char *path)
     size_t size;
     *r = (recording){ .path = path };
     struct stat st;
-    if (names_add(&r->names, "") < 0)
+    if (number_of(r, "") < 0)
         return false;
     if (kn_look(path, &st) == 0)
         return is_no_recording(r, "isn't there");
@@ -323,10 +316,7 @@ void recording_free(recording *r)
 {
     json_decref(r->head);
     kn_host_free(r->event);
-    for (int i = 0; i < r->names.count; i++)
-        kn_host_free(r->names.text[i]);
-    kn_host_free(r->names.text);
-    kn_host_free(r->names.table.slot);
+    kn_strings_free(&r->names);
 }
 
 bool is_collective(const recording *r, const event *e)

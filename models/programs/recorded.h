@@ -3,12 +3,7 @@
 #ifndef KNAP_MODELS_PROGRAMS_RECORDED_H
 #define KNAP_MODELS_PROGRAMS_RECORDED_H
 
-#include "tensor/names.h"
-
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "models/tokens/tokens.h"
 
 /* clang-format off */
 typedef enum event_kind {
@@ -35,14 +30,6 @@ typedef struct event_key {
 extern const event_key event_keys[]; /* a NULL key ends them */
 extern const char *const event_kinds[KINDS];
 
-/* Different texts, numbered from 0 ("") as they come. */
-typedef struct names {
-    char **text;
-    kn_name_table table; /* of text */
-    int count;
-    int64_t room;
-} names;
-
 typedef struct recording {
     const char *path; /* borrowed */
     json_t *head;     /* the first line: what the page relies on was checked */
@@ -50,7 +37,7 @@ typedef struct recording {
     bool inlines; /* the host's thread runs what has no q: the streams of a CPU without workers */
     event *event; /* of all ranks, in order of their times */
     int64_t events, room;
-    names names;
+    kn_strings names; /* the first is "" */
 } recording;
 
 /* False with an error that names file and line. The caller frees r, after an error too. */
@@ -63,7 +50,7 @@ bool recording_make(const char *command, const char *more, const char *path);
 
 static inline const char *name_of(const recording *r, int32_t number)
 {
-    return r->names.text[number];
+    return kn_strings_text(&r->names, number);
 }
 /* Whether the event ran a collective. */
 bool is_collective(const recording *r, const event *e);

@@ -48,10 +48,6 @@ static bool names_unit(training *t, const char *unit)
 bool recording_ready(training *t)
 {
     const settings *s = t->s;
-    if (s->record_steps && !s->record && !s->explain)
-        return kn_fail("--record-steps chooses steps of --record or --explain; give one of them");
-    if (s->record_values && !s->record)
-        return kn_fail("--record-values adds to --record; give that, too");
     if (!s->record && !s->explain)
         return true;
     if (!read_steps(s->record_steps, t->begin, &t->record_first, &t->record_last))

@@ -61,7 +61,7 @@ const kn_option settings_sharding[] = {
       .choices = "block|size", .of = KN_OF_RUN },
     { "wrap-size", KN_OPTION_INT, AT(wrap_size), "100000000",
       "with --wrap size: elements that make a module a unit", .min = 1, .max = 1e15,
-      .of = KN_OF_RUN },
+      .with = "wrap=size", .of = KN_OF_RUN },
     { "keep-whole-below", KN_OPTION_INT, AT(keep_whole_below), "0",
       "parameters of fewer elements are not cut", .max = 1e15, .of = KN_OF_RUN },
     { "prefetch", KN_OPTION_CHOICE, AT(prefetch), "pre", "when backward gathers the next unit",
@@ -92,6 +92,8 @@ const kn_option settings_log[] = {
       "stop after so many evaluations without a better one; 0: never", .max = 1e9 },
     { "eval-only", KN_OPTION_FLAG, AT(eval_only), NULL,
       "evaluate the model of --resume or --init once, and end; no folder is written",
+      .clashes = "pictures|export|patience|log|tensorboard|plot|save-every|keep|keep-best|"
+                 "async-save|overwrite|stop-after|record|record-steps|record-values|explain",
       .of = KN_OF_ONCE },
     { "summary", KN_OPTION_FLAG, AT(summary), NULL,
       "print the model's modules with parameters, operations and memory first", .of = KN_OF_ONCE,
@@ -103,16 +105,18 @@ const kn_option settings_log[] = {
     { "explain", KN_OPTION_STRING, AT(explain), NULL,
       "print the schedule of the run's second step (--record-steps) in a line, and then a sentence "
       "for each event of this unit, given by its path; all: of every unit",
-      .clashes = "record", .of = KN_OF_ONCE },
+      .clashes = "record|cuda-graph", .of = KN_OF_ONCE },
     { "record", KN_OPTION_PATH, AT(record), NULL,
       "write what all ranks do in two steps into this file, for knap-report",
       .clashes = "cuda-graph", .of = KN_OF_ONCE },
     { "record-steps", KN_OPTION_STRING, AT(record_steps), NULL, "which steps: 5, or 5-7",
-      .note = "the run's second and third", .of = KN_OF_ONCE },
+      .with = "record|explain", .note = "the run's second and third", .of = KN_OF_ONCE },
     { "record-values", KN_OPTION_FLAG, AT(record_values), NULL,
-      "also values of results, gradients and parameters; slow", .of = KN_OF_ONCE },
+      "also values of results, gradients and parameters; slow", .with = "record",
+      .of = KN_OF_ONCE },
     { "check", KN_OPTION_FLAG, AT(check), NULL,
-      "stop at the first operation that makes a NaN or an infinity; slow", .of = KN_OF_RUN },
+      "stop at the first operation that makes a NaN or an infinity; slow", .clashes = "cuda-graph",
+      .of = KN_OF_RUN },
     { "log", KN_OPTION_PATH, AT(log), NULL,
       "write each step's values into this file: a table if it ends in .csv, else JSON objects",
       .of = KN_OF_RUN, .own = true },
@@ -131,14 +135,14 @@ const kn_option settings_saving[] = {
     { "out", KN_OPTION_PATH, AT(out), NULL,
       "the run's folder: checkpoints, log.jsonl, config.toml for --config", .of = KN_OF_START },
     { "save-every", KN_OPTION_INT, AT(save_every), NULL,
-      "steps between saves, beside those on Ctrl-C and at the end", .max = 1e12,
+      "steps between saves, beside those on Ctrl-C and at the end", .max = 1e12, .with = "out",
       .note = "at evaluations" },
     { "keep", KN_OPTION_INT, AT(keep), "2", "checkpoints that stay, the newest; 0: all",
-      .max = 1e9 },
+      .with = "out", .max = 1e9 },
     { "keep-best", KN_OPTION_FLAG, AT(keep_best), NULL,
-      "keep the checkpoint with the best evaluation, too, as best below --out" },
+      "keep the checkpoint with the best evaluation, too, as best below --out", .with = "out" },
     { "async-save", KN_OPTION_FLAG, AT(async_save), NULL,
-      "save beside the training, from a copy in memory" },
+      "save beside the training, from a copy in memory", .with = "out" },
     { "resume", KN_OPTION_PATH, AT(resume), NULL,
       "continue from this folder, and save there; latest: from --out; auto: the same if it holds "
       "a checkpoint, else begin",
@@ -153,13 +157,15 @@ const kn_option settings_saving[] = {
     { 0 },
 };
 
-bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *const *parts)
+bool settings_join(settings *s, const kn_option *const *parts)
 {
-    size_t n = 0;
+    enum { MOST = 112 };
+    static kn_option room[MOST];
+    int n = 0;
     for (; *parts; parts++)
         for (const kn_option *p = *parts; p->name; p++) {
-            if (n + 1 >= count)
-                return kn_fail("the program has more than %zu options", count - 1);
+            if (n + 1 >= MOST)
+                return kn_fail("the program has more than %d options", MOST - 1);
             room[n++] = *p;
         }
     room[n] = (kn_option){ 0 };
@@ -219,27 +225,14 @@ bool settings_check_rate(const settings *s, const kn_options *o)
     return true;
 }
 
-bool settings_check_eval_only(const settings *s, const kn_options *o, bool all)
-{
-    static const char *const without[] = {
-        "pictures",   "export",       "patience",      "log",        "tensorboard", "plot",
-        "save-every", "keep",         "keep-best",     "async-save", "overwrite",   "stop-after",
-        "record",     "record-steps", "record-values", "explain"
-    };
-    const size_t count = all ? sizeof without / sizeof *without : 2;
-    for (size_t i = 0; s->eval_only && i < count; i++)
-        if (kn_options_given(o, without[i]))
-            return kn_fail("--%s does nothing with --eval-only; leave one of them out", without[i]);
-    return true;
-}
-
 bool settings_check(settings *s, const kn_options *o, kn_comm *world)
 {
-    if (!settings_check_eval_only(s, o, false))
+    if (!kn_options_check(o))
         return false;
-    if (s->patience > 0 && s->eval_every == 0)
-        return kn_fail("--patience counts evaluations; give --eval-every above 0 as well, or leave "
-                       "it out");
+    if (s->eval_every == 0 && (s->patience > 0 || s->keep_best))
+        return kn_fail("--%s counts evaluations; give --eval-every above 0 as well, or leave it "
+                       "out",
+                       s->patience > 0 ? "patience" : "keep-best");
     if (settings_device(s) != KN_CUDA && (s->tf32 || s->deterministic))
         return kn_fail(
             "--%s is for --device cuda; the cpu's products are in f32 and repeat their bits",
@@ -248,12 +241,6 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
         return kn_fail(
             "--tf32 and --deterministic: products in TF32 repeat their bits, but aren't the "
             "cpu's; leave one of them out");
-    if (s->check && s->cuda_graph)
-        return kn_fail("--check reads every result, which --cuda-graph can't record; leave one of "
-                       "them out");
-    if (s->explain && s->cuda_graph)
-        return kn_fail("--explain shows calls and verbs, and a replay of --cuda-graph makes none; "
-                       "leave one of them out");
     if (settings_device(s) == KN_CUDA) {
         kn_cuda_allow_tf32(s->tf32);
         kn_cuda_deterministic(s->deterministic);
@@ -261,18 +248,6 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
                 KN_CUDA)) /* the error names the reason: no driver, no GPU, no CUDA in this build */
             return false;
     }
-    if (kn_options_given(o, "wrap-size") && s->wrap == 0)
-        return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
-    if (s->keep_best && (!s->out || s->eval_every == 0))
-        return kn_fail(
-            "--keep-best keeps the model with the best evaluation; give --%s as well, or "
-            "leave it out",
-            s->out ? "eval-every above 0" : "out DIR");
-    if (!s->out && (s->save_every > 0 || s->async_save || kn_options_given(o, "keep")))
-        return kn_fail("--%s is for --out DIR; give that as well, or leave it out",
-                       s->save_every > 0 ? "save-every"
-                       : s->async_save   ? "async-save"
-                                         : "keep");
     kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
     s->mesh = (kn_mesh){ (int)s->replicas, (int)s->shards };
     if (!kn_fsdp_mesh(&s->mesh, strategy, world) || !read_reshard(s) || !read_norm(s))

@@ -32,17 +32,14 @@ typedef struct settings {
 /* Rows with their headings; offsets are those of a settings, the program's first member. */
 extern const kn_option settings_precision[], settings_ranks[], settings_sharding[], settings_log[],
     settings_saving[];
-/* Joins parts, ended by a NULL, in room[count], which becomes s's table. */
-bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *const *parts);
+/* Joins parts, ended by a NULL, to s's table, the program's only one. */
+bool settings_join(settings *s, const kn_option *const *parts);
 
 /* Checks --lr, --min-lr and --warmup against each other and --steps. */
 bool settings_check_rate(const settings *s, const kn_options *o);
 /* Checks options against each other (a mesh that the ranks don't fill) and derives mesh, after and
  * norm_of. */
 bool settings_check(settings *s, const kn_options *o, kn_comm *world);
-/* An evaluation writes no files, so that options for them are refused beside it: all of them on the
- * command line, and of a run's file of options those that its end would obey. */
-bool settings_check_eval_only(const settings *s, const kn_options *o, bool all);
 /* The options of kn_fsdp_wrap; with --wrap block modules of block_class are units. They borrow from
  * s. */
 kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);

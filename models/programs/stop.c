@@ -1,12 +1,10 @@
 /* models/programs/stop.c: requests to stop, and to save. */
 #include "models/programs/stop.h"
+#include "kernels/trace.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <time.h>
 #include <unistd.h>
 
 #define REPEAT_NS 1000000000 /* a repeat of the request within this time doesn't count */
@@ -17,18 +15,11 @@ static const char NOTICE[] = "\nknap: stopping: the run saves as soon as it can;
 static atomic_bool requested, reporting, save_wanted;
 static _Atomic int64_t first_at;
 
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* Calls async-signal-safe functions only. The kernel repeats SIGXCPU each second: nobody asks. */
 static void on_signal(int sig)
 {
     int error = errno;
-    int64_t none = 0, now = now_ns();
+    int64_t none = 0, now = (int64_t)(1e9 * kn_now());
     if (atomic_compare_exchange_strong(&first_at, &none, now)) {
         if (atomic_load(&reporting) && write(STDERR_FILENO, NOTICE, sizeof NOTICE - 1) < 0)
             errno = 0; /* write may fail: ignored */

@@ -2,27 +2,18 @@
 #include "models/programs/tool.h"
 #include "comm/comm_internal.h"
 #include "kernels/trace.h"
+#include "models/options_internal.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-static bool lists(const char *words, const char *word)
-{
-    const size_t n = strlen(word);
-    for (const char *w = words; n > 0 && (w = strstr(w, word)); w += n)
-        if ((w == words || w[-1] == '|') && (w[n] == 0 || w[n] == '|'))
-            return true;
-    return false;
-}
 
 /* The options that were given are the command's. */
 static bool belong(const kn_option *table, const kn_options *o, const char *command)
 {
     for (const kn_option *r = table; r->name; r++) {
-        if (r->kind == KN_OPTION_REST && (!command || !lists(r->name, command)))
+        if (r->kind == KN_OPTION_REST && (!command || !kn_is_listed(r->name, command)))
             return true; /* the program says what there is */
-        if (r->commands && kn_options_given(o, r->name) && !lists(r->commands, command))
+        if (r->commands && kn_options_given(o, r->name) && !kn_is_listed(r->commands, command))
             return kn_fail("%s: --%s is only for %s; leave --%s out", command, r->name, r->commands,
                            r->name);
     }
@@ -39,7 +30,7 @@ int tool_main(const tool *t, int argc, char **argv)
             words++;
         if (kn_options_help_wanted(o) || argc == 1)
             kn_options_help(o, argc == 1 ? stderr : stdout, t->name, t->about);
-        if (!kn_options_help_wanted(o) && belong(t->table, o, word[0]))
+        if (!kn_options_help_wanted(o) && belong(t->table, o, word[0]) && kn_options_check(o))
             t->run(word, words); /* without words: it asks for a command */
     }
     kn_options_free(o);

@@ -25,17 +25,6 @@ typedef struct gpt_run {
 
 /* ---- the task -------------------------------------------------------------------------------- */
 
-/* Of text, that n ids stand for; 0: unknown. */
-static double bytes_of(const kn_tokenizer *t, const int64_t *id, int64_t n)
-{
-    const char *piece;
-    const int64_t vocab = t ? kn_tokenizer_vocab(t) : 0;
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < n; i++)
-        bytes += id[i] >= 0 && id[i] < vocab ? kn_tokenizer_piece(t, id[i], &piece) : 0;
-    return (double)bytes;
-}
-
 /* The weight of a micro-batch among the `count` ones of a step or an evaluation, which begin at row
  * `from`: its share of the targets that count, so that the mean of all is that over the targets. */
 static float weight_of(const gpt_run *r, kn_text_split split, int64_t from, int64_t count,
@@ -74,8 +63,8 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
         const float weight =
             weight_of(r, split, from, validation ? s->run.eval_steps : t->rows / rows, first);
         b->weight = kn_from(KN_F32, device, &weight, 0, NULL);
-    } else if (validation) /* of conversations only some targets count */
-        b->bytes = bytes_of(r->tokenizer, r->y, rows * s->ctx);
+    } else if (validation && r->tokenizer) /* of conversations only some targets count */
+        b->bytes = (double)kn_tokenizer_bytes(r->tokenizer, r->y, rows * s->ctx);
     return b->x && b->y && kn_ok();
 }
 
@@ -178,21 +167,14 @@ static bool find_template(gpt_run *r)
     return kn_ok() && kn_options_set(r->t.options, "template", c ? c->name : "chatml");
 }
 
-/* Tokens need no tokenizer. */
-static bool data_are_tokens(const char *name)
-{
-    char *path = data_path(name);
-    const bool yes = path && kn_text_holds_tokens(path);
-    kn_host_free(path);
-    return yes;
-}
-
 static bool open_text(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    const bool ids = r->init && data_are_tokens(s->data);
+    char *path = r->init ? data_path(s->data) : NULL;
+    const bool ids = path && kn_text_holds_tokens(path); /* which need no tokenizer */
+    kn_host_free(path);
     if (!kn_ok() || (r->init && !init_tokenizer(r, ids)) || !find_template(r))
         return false;
     r->text = read_text(r, s->data);
@@ -296,7 +278,7 @@ static bool open_all(training *t)
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
     r->begin = kn_host_alloc(ids * sizeof *r->begin);
-    t->block_class = r->config.family->block_class;
+    t->family = r->config.family;
     t->items = s->run.batch * s->ctx;
     t->item_flops = kn_family_flops(r->config.family, r->config.of, s->ctx);
     t->tokenizer = r->tokenizer;

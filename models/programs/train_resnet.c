@@ -330,7 +330,7 @@ static bool may_export(const training *t, const char *dir)
     return t->s->out && kn_are_same(dir, t->s->out)
                ? kn_fail("--export %s: the run saves its checkpoints there; choose another folder",
                          dir)
-               : kn_pretrained_may_save(dir);
+               : kn_model_may_save(dir);
 }
 
 static bool load_best(training *t)
@@ -376,7 +376,7 @@ static bool open_all(training *t)
     t->over = s->grid != NULL;
     if (s->grid)
         return !first_rank(t) || write_grid(r);
-    t->block_class = r->config.family->block_class;
+    t->family = r->config.family;
     t->lr = image_settings_rates(s);
     t->items = t->s->batch;
     t->item_flops = image_flops(r);

@@ -1,6 +1,5 @@
 /* models/programs/trainer.c: a program that trains, from its options to its end. */
 #include "comm/comm_internal.h"
-#include "kernels/context.h"
 #include "kernels/error.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
@@ -48,7 +47,7 @@ static bool read_options(training *t, int argc, char **argv)
 {
     t->options = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
     kn_options *o = t->options;
-    if (!o || !kn_options_parse(o, argc, argv) || !settings_check_eval_only(t->s, o, true))
+    if (!o || !kn_options_parse(o, argc, argv))
         return false;
     const bool help = kn_options_help_wanted(o), fit = !help && t->s->fit;
     if ((!help && t->s->config && !kn_options_load(o, t->s->config)) ||
@@ -57,18 +56,13 @@ static bool read_options(training *t, int argc, char **argv)
     return help || fit || (training_open(t) && training_place(t));
 }
 
-static bool recompute_block(kn_module *m, void *block_class)
-{
-    return strcmp(kn_module_class(m), block_class) != 0 || kn_recompute(m, true);
-}
-
 /* --summary: a micro-batch's modules and what they cost, before the model takes memory. */
 static bool print_summary(training *t)
 {
     if (!t->s->summary || !first_rank(t))
         return true;
     if (t->s->recompute)
-        kn_apply_modules(&t->model, recompute_block, (void *)(uintptr_t)t->block_class);
+        kn_family_recompute(t->family, &t->model, true);
     kn_scope scope = kn_scope_begin();
     bool ok = kn_summary(stdout, &t->model, t->of->example(t)) && fflush(stdout) == 0;
     kn_scope_end(scope);
@@ -113,7 +107,7 @@ void training_free_model(training *t)
 static bool shard(training *t)
 {
     t->device = settings_device(t->s);
-    return training_shard(t, settings_fsdp(t->s, t->block_class)) &&
+    return training_shard(t, settings_fsdp(t->s, t->family->block_class)) &&
            (!t->of->sharded || t->of->sharded(t));
 }
 

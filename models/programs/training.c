@@ -14,15 +14,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* ---- the folder ------------------------------------------------------------------------------ */
-
-/* Whether path, which is called name, is a checkpoint of a run, and no run of that name. */
-static bool is_checkpoint(const char *path, const char *name)
-{
-    return kn_folder_checkpoint(name) >= 0 && kn_is_there(kn_path_of(path, KN_STATE_FILE, "").text);
-}
 
 /* The folder of the run whose checkpoint lies in path: the folder around path/., where path is a
  * checkpoint or a link to one (RUN/step-N, RUN/best), else path itself. Into run. */
@@ -31,7 +24,9 @@ static bool run_of(const char *path, char run[FOLDER])
     char *real = kn_is_there(path) ? kn_real_path(path) : NULL;
     char *last = real ? strrchr(real, '/') : NULL;
     int n = snprintf(run, FOLDER, "%s", path);
-    if (last && last > real && is_checkpoint(real, last + 1)) {
+    /* a checkpoint, and no run of such a name */
+    if (last && last > real && kn_folder_checkpoint(last + 1) >= 0 &&
+        kn_is_in(real, KN_STATE_FILE)) {
         *last = 0;
         while (n > 1 && n < FOLDER && run[n - 1] == '/')
             run[--n] = 0;

@@ -68,7 +68,7 @@ struct training {
     kn_options *options;
     /* the program's, by its .open */
     kn_module model;
-    const char *block_class;       /* of the modules that are units and recompute */
+    const kn_family *family;       /* the model's, whose blocks are units and recompute */
     int64_t items;                 /* of a micro-batch */
     double item_flops;             /* of an item's forward and backward; 0: unknown */
     kn_schedule lr;                /* else a cosine from --lr to --min-lr */

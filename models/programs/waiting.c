@@ -18,10 +18,9 @@
  * that stream again is the limiter's: without it, the wait would have come then.
  * Time that neither a wait nor a job covers is the host's. */
 #include "models/programs/waiting.h"
-#include "kernels/memory.h"
+#include "kernels/error.h"
 #include "kernels/memory_internal.h"
 #include "models/programs/database.h"
-#include "models/programs/lanes.h"
 
 #include <math.h>
 #include <string.h>
@@ -42,16 +41,96 @@ const cause_words idle_causes[CAUSES] = {
                "larger kernels: more work for each call" },
 };
 
+/* Events of a rank, in order of their begin. */
+typedef struct lane {
+    struct spot {
+        int64_t event;
+        double reach; /* the latest end of it and those before */
+    } * at;
+    int64_t count, room;
+} lane;
+/* Its compute, waits of compute and of the host, what ran on other streams. */
+enum { COMPUTE, WAITS, OTHERS, LANES };
+
 typedef struct finder {
     const recording *r;
     waiting *w;
-    lanes lanes;
+    lane *lanes;   /* [ranks, LANES] */
+    double *peers; /* by event: when the last rank of its group began that collective */
     const lane *waits, *others, *compute; /* of the rank in hand */
     double begin, end;                    /* of the step in hand */
     double flops, bytes;                  /* the processor's rates, a second; 0: unknown */
     int32_t number;                       /* of the rank in hand */
     bool backward;                        /* of the piece in hand */
 } finder;
+
+/* ---- lanes ----------------------------------------------------------------------------------- */
+
+static double end_of(const event *e)
+{
+    return e->t + e->d;
+}
+
+static bool is_stream(const recording *r, int32_t name, const char *stream)
+{
+    return strcmp(name_of(r, name), stream) == 0;
+}
+
+static bool fill_lanes(finder *f)
+{
+    const recording *r = f->r;
+    for (int64_t i = 0; i < r->events; i++) { /* in order of their begin */
+        const event *e = &r->event[i];
+        const bool compute = is_stream(r, e->s, "compute"),
+                   waits = e->k == WAIT && (compute || is_stream(r, e->s, "host"));
+        lane *l = f->lanes + (int64_t)e->r * LANES;
+        l += waits ? WAITS : compute && !is_collective(r, e) ? COMPUTE : OTHERS;
+        if (!waits && e->k != RUN)
+            continue;
+        if (!kn_host_grow(&l->at, &l->room, l->count + 1, sizeof *l->at))
+            return false;
+        const double reach = l->count > 0 ? l->at[l->count - 1].reach : -INFINITY;
+        l->at[l->count++] = (struct spot){ i, fmax(reach, end_of(e)) };
+    }
+    return true;
+}
+
+/* All before this place of the lane end by t. */
+static int64_t first_after(const lane *l, double t)
+{
+    int64_t low = 0, high = l->count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (l->at[middle].reach <= t)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* clang-format off */
+/* The nth of a name on a rank is the nth of that name on each rank that takes part: of its shard
+ * group; of an all_reduce over replicas on those of the same shard. */
+static const char peers[] = SQL(
+    select i, max(t) over (partition by part, w, nth)
+    from (select *, row_number() over (partition by part, w, r order by i) nth
+        from (select *, iif(?1 and w like 'all_reduce%', r % ?2, r / ?2) part
+            from main.event where k = 'run' and collective)));
+/* clang-format on */
+
+static bool find_peers(finder *f, sqlite3 *db)
+{
+    const recording *r = f->r;
+    sqlite3_stmt *q = database_ask(db, peers);
+    for (int64_t i = 0; i < r->events; i++)
+        f->peers[i] = r->event[i].t;
+    database_bind(q, "ii", (int64_t)(r->shards < r->ranks), (int64_t)r->shards);
+    while (database_next(q))
+        f->peers[sqlite3_column_int64(q, 0)] = sqlite3_column_double(q, 1);
+    sqlite3_finalize(q);
+    return kn_ok();
+}
 
 /* ---- pieces of idle time --------------------------------------------------------------------- */
 
@@ -75,7 +154,7 @@ static double busy_between(const finder *f, double begin, double end)
     const lane *l = f->compute;
     double busy = 0;
     for (int64_t i = first_after(l, begin); i < l->count; i++) {
-        const event *e = &f->r->event[l->event[i]];
+        const event *e = &f->r->event[l->at[i].event];
         if (e->t >= end)
             break;
         const double from = e->t > begin ? e->t : begin, to = end_of(e) < end ? end_of(e) : end;
@@ -92,11 +171,11 @@ static int64_t job_before(const finder *f, int64_t job)
 {
     const lane *l = f->others;
     int64_t i = first_after(l, f->r->event[job].t);
-    while (i < l->count && l->event[i] != job)
+    while (i < l->count && l->at[i].event != job)
         i++;
-    for (i--; i >= 0 && l->reach[i] > f->begin; i--)
-        if (f->r->event[l->event[i]].s == f->r->event[job].s)
-            return l->event[i];
+    for (i--; i >= 0 && l->at[i].reach > f->begin; i--)
+        if (f->r->event[l->at[i].event].s == f->r->event[job].s)
+            return l->at[i].event;
     return -1;
 }
 
@@ -151,7 +230,7 @@ static double busy_until_next(const finder *f, int64_t wait)
     const event *e = &f->r->event[wait];
     double until = f->end;
     for (int64_t i = first_after(f->waits, end_of(e)); i < f->waits->count; i++) {
-        const event *next = &f->r->event[f->waits->event[i]];
+        const event *next = &f->r->event[f->waits->at[i].event];
         if (next->t >= end_of(e) && next->w == e->w && next != e) {
             until = next->t;
             break;
@@ -191,7 +270,7 @@ static bool awaited_piece(finder *f, double *from, double end, int64_t job, int6
     return piece(f, from, first->q, end, sooner, of) && piece(f, from, since, end, BEHIND, of) &&
            piece(f, from, first->t, end, HOST, of) &&
            work_piece(f, from, c->t, end, &early, sooner, rest, of) &&
-           piece(f, from, fmin(f->lanes.peers[b.collective], end_of(c)), end, SLOWER_RANK, of) &&
+           piece(f, from, fmin(f->peers[b.collective], end_of(c)), end, SLOWER_RANK, of) &&
            work_piece(f, from, end_of(e), end, &early, sooner, rest, of);
 }
 
@@ -202,12 +281,12 @@ static int64_t awaited_by(const finder *f, const event *wait)
     const event *of = f->r->event;
     int64_t best = -1;
     for (int64_t i = first_after(f->others, wait->t); i < f->others->count; i++) {
-        const event *e = &of[f->others->event[i]];
+        const event *e = &of[f->others->at[i].event];
         if (e->t > end_of(wait))
             break;
         if (e->s == wait->w && end_of(e) <= end_of(wait) + 1 && end_of(e) > wait->t &&
             (best < 0 || end_of(e) > end_of(&of[best])))
-            best = f->others->event[i];
+            best = f->others->at[i].event;
     }
     while (best >= 0 && !is_collective(f->r, &of[batch_of(f, best).collective])) {
         const int64_t before = job_before(f, best);
@@ -222,7 +301,7 @@ static int64_t awaited_by(const finder *f, const event *wait)
 static bool host_piece(finder *f, double *from, double end)
 {
     for (int64_t i = first_after(f->others, *from); i < f->others->count; i++) {
-        const int64_t job = f->others->event[i];
+        const int64_t job = f->others->at[i].event;
         const event *e = &f->r->event[job];
         if (e->t >= end)
             break;
@@ -238,7 +317,7 @@ static bool host_piece(finder *f, double *from, double end)
 static bool idle_between(finder *f, double from, double end)
 {
     for (int64_t i = first_after(f->waits, from); i < f->waits->count && from < end; i++) {
-        const event *wait = &f->r->event[f->waits->event[i]];
+        const event *wait = &f->r->event[f->waits->at[i].event];
         if (wait->t >= end)
             break;
         if (end_of(wait) <= from)
@@ -246,7 +325,7 @@ static bool idle_between(finder *f, double from, double end)
         const int64_t job = awaited_by(f, wait);
         const double until = end_of(wait) < end ? end_of(wait) : end;
         if (!host_piece(f, &from, fmax(wait->t, from)) ||
-            (job >= 0 && !awaited_piece(f, &from, until, job, f->waits->event[i])) ||
+            (job >= 0 && !awaited_piece(f, &from, until, job, f->waits->at[i].event)) ||
             !piece(f, &from, until, end, HOST, -1))
             return false;
     }
@@ -263,7 +342,7 @@ static bool cut_step(finder *f, step_span *s)
     f->end = s->end;
     f->number = s->rank;
     for (int64_t i = first_after(f->compute, s->begin); i < f->compute->count; i++) {
-        const event *e = &f->r->event[f->compute->event[i]];
+        const event *e = &f->r->event[f->compute->at[i].event];
         if (e->t >= s->end)
             break;
         f->backward = *name_of(f->r, e->a) != 0;
@@ -333,16 +412,22 @@ bool waiting_find(waiting *w, const recording *r, sqlite3 *db)
                  .flops = head_number(r, "rates", "flops"),
                  .bytes = head_number(r, "rates", "bytes") };
     rank_span *span = kn_host_alloc((size_t)r->ranks * sizeof *span);
-    bool ok = span && lanes_find(&f.lanes, r, db) && find_steps(&f, span);
+    f.lanes = kn_host_calloc((size_t)r->ranks * LANES, sizeof *f.lanes);
+    f.peers = kn_host_alloc((size_t)(r->events + 1) * sizeof *f.peers);
+    bool ok =
+        span && f.lanes && f.peers && fill_lanes(&f) && find_peers(&f, db) && find_steps(&f, span);
     for (int64_t i = 0; ok && i < w->steps; i++) {
-        const rank_lanes *l = &f.lanes.rank[w->step[i].rank];
-        f.compute = &l->compute;
-        f.waits = &l->waits;
-        f.others = &l->others;
+        const lane *l = f.lanes + (int64_t)w->step[i].rank * LANES;
+        f.compute = l + COMPUTE;
+        f.waits = l + WAITS;
+        f.others = l + OTHERS;
         ok = cut_step(&f, &w->step[i]);
     }
     kn_host_free(span);
-    lanes_free(&f.lanes, r);
+    for (int64_t i = 0; f.lanes && i < (int64_t)r->ranks * LANES; i++)
+        kn_host_free(f.lanes[i].at);
+    kn_host_free(f.lanes);
+    kn_host_free(f.peers);
     return ok;
 }
 

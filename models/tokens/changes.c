@@ -1,7 +1,7 @@
 /* models/tokens/changes.c: what happens to a text before it is cut into words. Normal forms are
  * utf8proc's; bytes that aren't UTF-8 stay as they are. */
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
+#include "kernels/memory.h"
 #include "models/tokens/tokens.h"
 
 #ifdef KN_HAVE_UTF8PROC

@@ -4,7 +4,7 @@
  * (Aoe, 1989) as darts-clone lays it out: units of 32 bits, with a label, and where its children
  * are. */
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
+#include "kernels/memory.h"
 #include "models/tokens/tokens.h"
 
 #ifdef KN_HAVE_UTF8PROC

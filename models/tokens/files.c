@@ -7,7 +7,6 @@
 #include "tensor/files.h"
 #include "tensor/json.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* ---- GPT-2's pair ---------------------------------------------------------------------------- */
@@ -21,15 +20,12 @@ static json_t *read_merges(const char *path)
         json_decref(merges);
         return NULL;
     }
-    const char *at = (const char *)map.data, *end = at + map.size;
-    for (int64_t line = 1; at < end && kn_ok(); line++) {
-        const char *stop = memchr(at, '\n', (size_t)(end - at)), *next = stop ? stop + 1 : end;
-        size_t n = (size_t)((stop ? stop : end) - at);
-        n -= n > 0 && at[n - 1] == '\r';
-        const bool version = line == 1 && n >= 8 && memcmp(at, "#version", 8) == 0;
-        if (n > 0 && !version && json_array_append_new(merges, json_stringn(at, n)) != 0)
-            kn_fail("%s: line %lld isn't two tokens in UTF-8", path, (long long)line);
-        at = next;
+    const char *line, *text = (const char *)map.data;
+    size_t at = 0, n;
+    for (int64_t number = 1; kn_ok() && kn_next_line(text, map.size, &at, &line, &n); number++) {
+        const bool version = number == 1 && n >= 8 && memcmp(line, "#version", 8) == 0;
+        if (n > 0 && !version && json_array_append_new(merges, json_stringn(line, n)) != 0)
+            kn_fail("%s: line %lld isn't two tokens in UTF-8", path, (long long)number);
     }
     kn_file_unmap(&map);
     if (kn_ok())

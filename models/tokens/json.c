@@ -2,16 +2,13 @@
  * library's (version 1.0). A part of it that this library doesn't read is an error that names it:
  * ids that are nearly right are worse than none. */
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
+#include "kernels/memory.h"
 #include "models/tokens/json.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Calls each for the members of a "Sequence", or for the object itself; null has none. */
-typedef bool (*each_fn)(kn_json_reader *r, const json_t *object);
-
-static bool each_of(kn_json_reader *r, const json_t *object, const char *list, each_fn each)
+bool kn_json_parts(kn_json_reader *r, const json_t *object, const char *list, kn_json_part_fn each)
 {
     size_t i;
     json_t *member;
@@ -21,7 +18,7 @@ static bool each_of(kn_json_reader *r, const json_t *object, const char *list, e
         return each(r, object);
     json_array_foreach(json_object_get(object, list), i, member)
     {
-        if (!each_of(r, member, list, each))
+        if (!kn_json_parts(r, member, list, each))
             return false;
     }
     return true;
@@ -436,16 +433,17 @@ static const char *kind_of(const kn_tokenizer *t)
 kn_tokenizer *kn_tokenizer_of_json(json_t *root, const char *text, size_t size, const char *where)
 {
     kn_tokenizer *t = kn_host_calloc(1, sizeof *t);
-    kn_json_reader r = { t, where, 0 };
+    kn_json_reader r = { t, where };
     const json_t *model = json_object_get(root, "model"),
                  *added = json_object_get(root, "added_tokens"),
                  *pre = json_object_get(root, "pre_tokenizer");
     if (t && read_model(&r, model) && read_added(&r, added) &&
-        each_of(&r, json_object_get(root, "normalizer"), "normalizers", read_normalizer) &&
+        kn_json_parts(&r, json_object_get(root, "normalizer"), "normalizers", read_normalizer) &&
         (t->normal_changes = t->changes, true) && sort_added(&r, added) &&
-        each_of(&r, pre, "pretokenizers", read_pre_tokenizer) &&
+        kn_json_parts(&r, pre, "pretokenizers", read_pre_tokenizer) &&
         kn_json_read_texts(&r, json_object_get(root, "decoder")) && read_rest_of_model(&r, model) &&
-        each_of(&r, json_object_get(root, "post_processor"), "processors", read_post_processor) &&
+        kn_json_parts(&r, json_object_get(root, "post_processor"), "processors",
+                      read_post_processor) &&
         (t->json = kn_host_alloc(size + 1))) {
         memcpy(t->json, text, size);
         t->json[size] = 0;

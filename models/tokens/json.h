@@ -11,6 +11,7 @@ typedef struct kn_json_reader {
     kn_tokenizer *t;
     const char *where;
     int64_t ids; /* the largest id + 1 */
+    struct kn_decoding *decoding;
 } kn_json_reader;
 
 static inline const char *text_in(const json_t *object, const char *field)
@@ -36,6 +37,10 @@ static inline bool unread(const kn_json_reader *r, const char *part, const json_
                    part, text_in(object, "type"));
 }
 
+/* Calls each for the members of a "Sequence", which are its list of that name, or for the object
+ * itself; null has none. */
+typedef bool (*kn_json_part_fn)(kn_json_reader *r, const json_t *object);
+bool kn_json_parts(kn_json_reader *r, const json_t *object, const char *list, kn_json_part_fn each);
 /* The bytes that each id stands for, by the file's decoder. */
 bool kn_json_read_texts(kn_json_reader *r, const json_t *decoder);
 

@@ -101,7 +101,20 @@ void kn_pairs_free(kn_pairs *p)
     *p = (kn_pairs){ 0 };
 }
 
-/* ---- bytes and a heap ------------------------------------------------------------------------ */
+/* ---- lines, bytes and a heap ----------------------------------------------------------------- */
+
+bool kn_next_line(const char *text, size_t size, size_t *at, const char **line, size_t *length)
+{
+    if (*at >= size)
+        return false;
+    const char *begin = text + *at, *end = memchr(begin, '\n', size - *at);
+    *line = begin;
+    *length = end ? (size_t)(end - begin) : size - *at;
+    *at += *length + (end != NULL);
+    if (*length > 0 && begin[*length - 1] == '\r')
+        --*length;
+    return true;
+}
 
 bool kn_bytes_append(kn_bytes *to, const char *from, size_t size)
 {

@@ -1,11 +1,11 @@
 /* models/tokens/texts.c: the bytes that each id of a tokenizer stands for: its token's spelling, of
  * which the file's decoder says how it is meant. */
-#include "kernels/memory_internal.h"
+#include "kernels/memory.h"
 #include "models/tokens/json.h"
 
 /* ---- ids to text ----------------------------------------------------------------------------- */
 
-typedef struct decoding {
+typedef struct kn_decoding {
     kn_tokenizer replaces; /* its changes */
     bool letters, bytes, drops_space;
     int behind; /* the part that came last */
@@ -14,8 +14,9 @@ typedef struct decoding {
 /* In the order of a Sequence: each does something else behind a later one. */
 enum { REPLACES = 1, BYTES, FUSE, STRIP };
 
-static bool comes_in_order(const kn_json_reader *r, decoding *out, int part, const json_t *d)
+static bool comes_in_order(const kn_json_reader *r, int part, const json_t *d)
 {
+    decoding *out = r->decoding;
     if (part < out->behind || (part == STRIP && out->behind != FUSE))
         return kn_fail("%s: its decoder has %s in a place where this library doesn't read it: the "
                        "order is Replace or Metaspace, ByteFallback or ByteLevel, Fuse, Strip, and "
@@ -25,10 +26,9 @@ static bool comes_in_order(const kn_json_reader *r, decoding *out, int part, con
     return true;
 }
 
-static bool add_replace(const kn_json_reader *r, const json_t *d, const char *from, const char *to,
-                        decoding *out)
+static bool add_replace(const kn_json_reader *r, const json_t *d, const char *from, const char *to)
 {
-    kn_tokenizer *t = &out->replaces;
+    kn_tokenizer *t = &r->decoding->replaces;
     if (!*from || strlen(to) > 64 || t->changes == KN_MOST_STEPS)
         return unread(r, "decoder", d);
     kn_change *c = &t->change[t->changes++];
@@ -36,33 +36,22 @@ static bool add_replace(const kn_json_reader *r, const json_t *d, const char *fr
     return (c->from = kn_host_strdup(from)) && (c->to = kn_host_strdup(to));
 }
 
-static bool read_decoder(const kn_json_reader *r, const json_t *d, decoding *out)
+static bool read_decoder(kn_json_reader *r, const json_t *d)
 {
-    size_t i;
-    json_t *member;
+    decoding *out = r->decoding;
     const char *from = text_in(json_object_get(d, "pattern"), "String"),
                *to = text_in(d, "content");
-    if (!d || json_is_null(d))
-        return true;
-    if (is(d, "Sequence")) {
-        json_array_foreach(json_object_get(d, "decoders"), i, member)
-        {
-            if (!read_decoder(r, member, out))
-                return false;
-        }
-        return true;
-    }
     if (is(d, "Fuse"))
-        return comes_in_order(r, out, FUSE, d);
+        return comes_in_order(r, FUSE, d);
     if (is(d, "ByteLevel"))
-        return out->letters = comes_in_order(r, out, BYTES, d);
+        return out->letters = comes_in_order(r, BYTES, d);
     if (is(d, "ByteFallback"))
-        return out->bytes = comes_in_order(r, out, BYTES, d);
+        return out->bytes = comes_in_order(r, BYTES, d);
     if (is(d, "Strip") && strcmp(to, " ") == 0 &&
         json_integer_value(json_object_get(d, "start")) <= 1 &&
         json_integer_value(json_object_get(d, "stop")) == 0) {
         out->drops_space = json_integer_value(json_object_get(d, "start")) == 1;
-        return comes_in_order(r, out, STRIP, d);
+        return comes_in_order(r, STRIP, d);
     }
     if (is(d, "Metaspace")) {
         from = text_in(d, "replacement"), to = " ";
@@ -70,7 +59,7 @@ static bool read_decoder(const kn_json_reader *r, const json_t *d, decoding *out
                            true_in(d, "add_prefix_space", true);
     } else if (!is(d, "Replace"))
         return unread(r, "decoder", d);
-    return comes_in_order(r, out, REPLACES, d) && add_replace(r, d, from, to, out);
+    return comes_in_order(r, REPLACES, d) && add_replace(r, d, from, to);
 }
 
 /* The byte of "<0xAB>"; -1. */
@@ -139,8 +128,9 @@ bool kn_json_read_texts(kn_json_reader *r, const json_t *decoder)
     int64_t *name = kn_host_alloc((size_t)r->ids * sizeof *name);
     t->added_id = kn_host_calloc((size_t)r->ids, 1);
     t->at = kn_host_calloc((size_t)r->ids + 1, sizeof *t->at);
-    bool ok = name && t->added_id && t->at && read_decoder(r, decoder, &d) && read_names(r, name) &&
-              kn_bytes_append(&all, "", 0);
+    r->decoding = &d;
+    bool ok = name && t->added_id && t->at && kn_json_parts(r, decoder, "decoders", read_decoder) &&
+              read_names(r, name) && kn_bytes_append(&all, "", 0);
     for (int64_t i = 0; ok && i < t->addeds; i++)
         t->added_id[t->added[i].id] = t->added[i].special ? 2 : 1;
     for (int64_t id = 0; ok && id < r->ids; id++) {

@@ -2,7 +2,6 @@
 #include "models/tokenizer.h"
 #include "data/data.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/json.h"
 
@@ -35,16 +34,12 @@ void kn_tokenizer_free(kn_tokenizer *t)
 
 const char *kn_tokenizer_kind(const kn_tokenizer *t)
 {
-    if (!kn_given(t, "kn_tokenizer_kind", "the tokenizer"))
-        return "";
-    return t->kind;
+    return kn_given(t, "kn_tokenizer_kind", "the tokenizer") ? t->kind : "";
 }
 
 int64_t kn_tokenizer_vocab(const kn_tokenizer *t)
 {
-    if (!kn_given(t, "kn_tokenizer_vocab", "the tokenizer"))
-        return 0;
-    return t->vocab;
+    return kn_given(t, "kn_tokenizer_vocab", "the tokenizer") ? t->vocab : 0;
 }
 
 int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token)
@@ -75,6 +70,15 @@ size_t kn_tokenizer_piece(const kn_tokenizer *t, int64_t id, const char **bytes)
 {
     *bytes = t->bytes + t->at[id];
     return t->at[id + 1] - t->at[id];
+}
+
+int64_t kn_tokenizer_bytes(const kn_tokenizer *t, const int64_t *ids, int64_t n)
+{
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] >= 0 && ids[i] < t->vocab)
+            bytes += (int64_t)(t->at[ids[i] + 1] - t->at[ids[i]]);
+    return bytes;
 }
 
 int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, int64_t n, char *text,

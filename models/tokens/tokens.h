@@ -61,6 +61,10 @@ static inline uint64_t kn_pairs_find(const kn_pairs *p, uint64_t key)
 uint64_t *kn_pairs_at(kn_pairs *p, uint64_t key);
 void kn_pairs_free(kn_pairs *p);
 
+/* The next line of text[size] from *at on, without its end ("\n" or "\r\n"); false: none is left.
+ */
+bool kn_next_line(const char *text, size_t size, size_t *at, const char **line, size_t *length);
+
 /* Bytes that grow; a 0 stands behind them. */
 typedef struct kn_bytes {
     char *at;
@@ -209,6 +213,8 @@ kn_tokenizer *kn_sentences_load(const char *path); /* a file tokenizer.model */
 
 /* The bytes of one valid id, valid while t lives: how many. */
 size_t kn_tokenizer_piece(const kn_tokenizer *t, int64_t id, const char **bytes);
+/* Of ids[n] all bytes; those outside the vocabulary, as -100, have none. */
+int64_t kn_tokenizer_bytes(const kn_tokenizer *t, const int64_t *ids, int64_t n);
 
 /* The character that stands for a byte in a byte-level tokenizer's file (GPT-2's alphabet), and the
  * byte of a character, or -1. */

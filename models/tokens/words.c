@@ -5,9 +5,6 @@
  * two of them agree that a word begins, they agree on all that follows. */
 #include "models/tokens/tokens.h"
 #include "kernels/error_internal.h"
-#include "kernels/kernels.h"
-#include "kernels/memory_internal.h"
-#include "kernels/team.h"
 
 #include <string.h>
 

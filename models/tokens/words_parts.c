@@ -9,7 +9,6 @@
 #include "models/tokens/tokens.h"
 
 #include <pthread.h>
-#include <string.h>
 
 enum { PART_LEAST = 256 << 10, BEFORE = 1024 }; /* bytes: of a part, and to cut as the others do */
 

@@ -37,7 +37,7 @@ refused "a mesh of another size" "their product must be 2" "${tiny[@]}" --ranks 
     --replicas 2
 refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
 refused "replicas that there aren't" "--all-reduce-last" "${tiny[@]}" --ranks 2 --all-reduce-last
-refused "a check of recorded steps" "--cuda-graph can't record" "${tiny[@]}" --check --cuda-graph
+refused "a check of recorded steps" "--check and --cuda-graph contradict each other" "${tiny[@]}" --check --cuda-graph
 refused "a model that overflows" "check: forward of" "${tiny[@]}" --check --lr 1e20 --clip 0 --steps 6 \
     --warmup 1
 refused "a rate that would rise" "--min-lr 0.5 is above --lr 0.1" "${tiny[@]}" --lr 0.1 --min-lr 0.5
@@ -186,7 +186,7 @@ refused "the latest of nothing" "give that as well" "${tiny[@]}" --resume latest
 refused "the latest of an empty folder" "holds no checkpoint" "${tiny[@]}" --resume latest --out "$TMP/none"
 refused "going on and beginning anew" "leave one of them out" "${tiny[@]}" --resume auto --out "$TMP/none" --overwrite
 refused "the best without evaluations" "eval-every above 0" "${tiny[@]}" --keep-best --out "$TMP/none"
-refused "the best of no folder" "out DIR" "$train" --data "$TMP/text" --keep-best
+refused "the best of no folder" "--keep-best is for --out" "$train" --data "$TMP/text" --keep-best
 refused "saves without a folder" "--save-every is for --out" "${tiny[@]}" --save-every 3
 check "nothing was made" test ! -e "$TMP/none"
 

@@ -102,8 +102,8 @@ done <<'END_OF_CASES'
 --from plain --template chatml|--template is for --chat
 --from plain --system hi|--system is for --chat
 --from run_chatml --chat --prompt hi|--chat
---from run_chatml --chat --print-ids|--chat has prompts and ends of its own; leave --print-ids out
---from run_chatml --chat --evaluate text.txt|--chat is for writing text
+--from run_chatml --chat --print-ids|--print-ids and --chat contradict each other
+--from run_chatml --chat --evaluate text.txt|--chat and --evaluate contradict each other
 --from run_chatml --chat --template alpaca|--template
 END_OF_CASES
 finish

@@ -45,7 +45,7 @@ printf 'plot = true\npatience = 2\n' >>run/config.toml
 run "$gpt" --config run/config.toml --resume run --eval-only --ranks 1
 check "a run's file serves its evaluation, which leaves the log" eval 'succeeds && says ": val " && [ "$(wc -l <first)" = 8 ]'
 run "$gpt" --config run/config.toml --resume run --eval-only --ranks 1 --log first
-check "but not a log on the command line" fails "--log does nothing with --eval-only"
+check "but not a log on the command line" fails "--eval-only and --log contradict each other"
 
 printf 'init = "run"\nsteps = 12\ndata = "text"\nctx = 8\n' >init.toml
 run "$gpt" --config init.toml --resume one --threads 1

@@ -115,8 +115,8 @@ done <<'END_OF_CASES'
 "$generate" --from pickled --tokens 1|write its pytorch_model.bin again
 "$generate" --from gpt2 --export gpt2|that Knap didn't export
 "$generate" --from gpt2 --export run|holds the checkpoint of a run
-"$generate" --from gpt2 --export x --temperature 0|--temperature is for writing text
-"$generate" --from gpt2 --evaluate prompt --prompt x|--prompt is for writing text
+"$generate" --from gpt2 --export x --temperature 0|--temperature and --export contradict each other
+"$generate" --from gpt2 --evaluate prompt --prompt x|--prompt and --evaluate contradict each other
 "$generate" --from no-model --tokens 1|no-model holds no model
 "$generate" --from gpt2 --stride 4|--stride is for --evaluate
 "$generate" --from gpt2 --evaluate prompt --stride 65|.stride 65
@@ -125,13 +125,13 @@ done <<'END_OF_CASES'
 "$generate" --from gpt2 --samples 0|--samples must lie between 1 and
 "$generate" --from gpt2 --prompts /dev/null|has no prompt
 "$generate" --from gpt2 --prompts nowhere|cannot open the prompt nowhere
-"$generate" --from gpt2 --prompts lines --prompt a|choose one of them
+"$generate" --from gpt2 --prompts lines --prompt a|--prompt and --prompts contradict each other
 "$generate" --from gpt2 --prompt a --prompt ''|the prompt is empty (number 2)
 "$generate" --from gpt2 --prompt $'a\x1eb'|the character U+001E
-"$generate" --from gpt2 --evaluate prompt --samples 2|--samples is for writing text
+"$generate" --from gpt2 --evaluate prompt --samples 2|--samples and --evaluate contradict each other
 "$generate" --from gpt2 --prompt-ids 1,700|700 is outside the model's vocabulary of 700
 "$generate" --from gpt2 --prompt-ids 1,,2|give ids with commas
-"$generate" --from gpt2 --prompt-ids 1 --prompt-file prompt|choose one of them
+"$generate" --from gpt2 --prompt-ids 1 --prompt-file prompt|--prompt-file and --prompt-ids contradict each other
 "$generate" --from gpt2 --prompt-ids 1 --prompt a|--prompt
 "$generate" --from gpt2 --prompt-file nowhere|cannot open the prompt nowhere
 "$generate" --from cut --tokens 1|model-00001-of-00003.safetensors

@@ -104,9 +104,9 @@ bad "No such file or directory" --record "$TMP/nowhere/x"
 bad "No space left on device" --record /dev/full
 bad "has no module of that path; give all, gpt (the root), or a path such as transformer.h.0" --explain h.1
 bad "record" --record "$TMP/x" --explain all
-bad "--record-steps chooses steps of --record or --explain" --record-steps 2
-bad "--record-values adds to --record" --record-values
-bad "--record-values adds to --record" --explain all --record-values
-bad "a replay of --cuda-graph makes none" --explain all --cuda-graph
+bad "--record-steps is for --record or --explain" --record-steps 2
+bad "--record-values is for --record" --record-values
+bad "--record-values is for --record" --explain all --record-values
+bad "--explain and --cuda-graph contradict each other" --explain all --cuda-graph
 bad "has no module of that path" --explain transformer.h.9
 finish

@@ -90,7 +90,7 @@ encode --tokenizer own.json --out bytes bytes|is one of the texts
 encode --tokenizer own.json --out empty.json bytes|is a file that isn't of tokens
 encode --tokenizer own.json --out . bytes|is a folder
 encode --tokenizer own.json --out t text.tokens|is a token file already
-encode --tokenizer own.json --out t --print-ids bytes|leave --out out
+encode --tokenizer own.json --out t --print-ids bytes|--print-ids and --out contradict each other
 decode --tokenizer own.json --out t text.tokens|leave --out out
 encode --tokenizer own.json --vocab 300 --out t bytes|encode: --vocab is only for train; leave --vocab out
 train --vocab 300 --tokenizer own.json --out t bytes|train: --tokenizer is only for encode|decode|info

@@ -183,9 +183,9 @@ while IFS='|' read -r words says; do
 done <<END_OF_CASES
 |give --resume or --init
 --resume auto --out $TMP/nothing|give --resume or --init
---resume $TMP/e1 --log $TMP/nothing.log|--log does nothing with --eval-only
---resume $TMP/e1 --record $TMP/nothing.rec|--record does nothing with --eval-only
---resume $TMP/e1 --explain all|--explain does nothing with --eval-only
+--resume $TMP/e1 --log $TMP/nothing.log|--eval-only and --log contradict each other
+--resume $TMP/e1 --record $TMP/nothing.rec|--eval-only and --record contradict each other
+--resume $TMP/e1 --explain all|--eval-only and --explain contradict each other
 --resume $TMP/e1 --export x|unknown option --export
 END_OF_CASES
 check "nothing was written" test "$(ls "$TMP/nothing"; find "$TMP" -name nothing.log)" = ""

@@ -83,7 +83,7 @@ train_plain --resume "$TMP/run/best" --data "$TMP/set" --eval-only
 check "--eval-only finds the best one's share" says "$(sed -n 's/^best: step .* with \(.*\) right, kept.*/\1 right/p' "$TMP/learnt")"
 check "and its classes" says "across thin"
 train --resume "$TMP/run" --eval-only --pictures "$TMP/none"
-check "which draws nothing" fails "--pictures does nothing with --eval-only"
+check "which draws nothing" fails "--eval-only and --pictures contradict each other"
 train --epochs 6 --lr 1 --schedule constant --patience 1 --log "$TMP/early" --seed 2
 check "--patience ends it" says "without a better one"
 
@@ -229,7 +229,7 @@ check "all of them: as the trainer counted" says "right: $(awk '/^all /{print $3
 run "$predict" --from "$TMP/run" --data "$TMP/nowhere"
 check "a set that isn't there" fails "nowhere"
 run "$predict" --from "$TMP/run" --save "$TMP/saved" "$TMP/pictures/mistakes.png"
-check "--save without a set" fails "leave them out"
+check "--save without a set" fails "leave it out"
 run "$predict" --from "$TMP/run" --data "$TMP/set" --save "$TMP/log"
 check "a folder that can't be made" fails "$TMP/log"
 run "$predict" --from "$TMP/run"
@@ -274,7 +274,7 @@ refuses "holds a resnet20, not a resnet32" --init "$TMP/run" --model resnet32
 refuses "has small; leave it out" --init "$TMP/run" --stem large
 refuses "cannot open $TMP/none" --init "$TMP/none"
 refuses "resume" --init "$TMP/run" --resume "$TMP/run"
-refuses "give --out DIR as well" --keep-best
+refuses "--keep-best is for --out" --keep-best
 refuses "give --eval-every above 0 as well" --keep-best --eval-every 0 --out "$TMP/never"
 refuses "holds the checkpoint of a run" --export "$TMP/run" --epochs 0.1
 run_step=$(basename "$(newest "$TMP/run")")
@@ -293,10 +293,10 @@ refuses "give a larger --epochs" --resume "$TMP/run" --epochs 6
 refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 10
 refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 0
 refuses "--warmup 11 is more than the 10 steps" --epochs 1 --warmup 11 --schedule cosine
-refuses "--nesterov does nothing with --optimizer adamw" --optimizer adamw --nesterov
+refuses "--nesterov is for --optimizer sgd; give that as well" --optimizer adamw --nesterov
 refuses "--nesterov needs a --momentum above 0" --nesterov --momentum 0
-refuses "--beta2 does nothing with --optimizer sgd" --beta2 0.9
-refuses "--min-lr does nothing with --schedule step" --schedule step --min-lr 0.01
+refuses "--beta2 is for --optimizer adamw or muon" --beta2 0.9
+refuses "--min-lr is for --schedule one_cycle or cosine" --schedule step --min-lr 0.01
 refuses "give 0 or more, or -1" --weight-decay -0.5
 mkfifo "$TMP/pipe"
 refuses "a device or a pipe" --grid "$TMP/pipe"

@@ -84,6 +84,13 @@ KN_TEST(language, tokens_that_do_not_fit)
         KN_CHECK_ERROR("ids are i64[1,6] but targets i64[2,6]");
         KN_CHECK(!kn_language_loss(&m, ids_of(2, 6, 0), ids_of(2, 5, 0)));
         KN_CHECK_ERROR("ids are i64[2,6] but targets i64[2,5]");
+        kn_set_grad_mode(false);
+        kn_cache *c = kn_cache_new(&m, 9);
+        KN_CHECK(c && kn_language_next_logits(&m, ids_of(1, 4, 0)), "%s", kn_error());
+        KN_CHECK(!kn_language_next_logits(&m, ids_of(1, 3, 0)));
+        KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
+        kn_cache_free(c);
+        kn_set_grad_mode(true);
         kn_scope_end(s);
         kn_module_free(&m);
     }

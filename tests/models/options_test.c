@@ -168,6 +168,49 @@ KN_TEST(options, errors)
     }
 }
 
+/* Options that do something only beside others, and a list of those that contradict one. */
+KN_TEST(options, beside_others)
+{
+    static const kn_option rows[] = {
+        { "log", KN_OPTION_PATH, offsetof(config, log) },
+        { "steps", KN_OPTION_INT, offsetof(config, steps), "0" },
+        { "prefetch", KN_OPTION_FLAG, offsetof(config, prefetch) },
+        { "shift", KN_OPTION_INT, offsetof(config, shift), .with = "log|steps|prefetch" },
+        { "model", KN_OPTION_NAME, offsetof(config, model), .choices = "sgd|adamw|muon" },
+        { "lr", KN_OPTION_FLOAT, offsetof(config, lr), .with = "model=adamw|muon" },
+        { "out", KN_OPTION_PATH, offsetof(config, out), .clashes = "note|data" },
+        { "note", KN_OPTION_STRING, offsetof(config, note) },
+        { "data", KN_OPTION_PATH, offsetof(config, data) },
+        { 0 },
+    };
+    static const char *const cases[][3] = {
+        { "--shift=1", NULL, "--shift is for --log or --steps or --prefetch; give that as well" },
+        { "--shift=1", "--steps=0", "--shift is for --log" },
+        { "--shift=1", "--no-prefetch", "--shift is for --log" },
+        { "--shift=1", "--steps=2", NULL },
+        { "--shift=1", "--prefetch", NULL },
+        { "--log=x", "--shift=0", NULL },
+        { "--lr=1", NULL, "--lr is for --model adamw or muon; give that as well" },
+        { "--lr=1", "--model=sgd", "--lr is for --model adamw or muon" },
+        { "--lr=1", "--model=muon", NULL },
+        { "--out=x", "--note=y", "--out and --note contradict each other" },
+        { "--data=x", "--out=y", "--out and --data contradict each other" },
+        { "--data=x", "--note=y", NULL },
+        { "--lr=1", "--help", NULL },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        config c;
+        kn_options *o = kn_options_create(rows, &c);
+        const bool taken = parse(o, cases[i][0], cases[i][1], NULL) && kn_options_check(o);
+        KN_CHECK(taken == !cases[i][2], "%s %s", cases[i][0], cases[i][1]);
+        if (cases[i][2])
+            KN_CHECK_ERROR(cases[i][2]);
+        kn_options_free(o);
+    }
+    KN_CHECK(!kn_options_check(NULL));
+    KN_CHECK_ERROR("kn_options_check: the options' struct is NULL");
+}
+
 /* A refused value leaves the field as it was. */
 KN_TEST(options, refused_value_changes_nothing)
 {
