@@ -3,7 +3,7 @@
 #include "autograd/rows.h"
 #include "kernels/kernels_internal.h"
 #include "nn/edit.h"
-#include "nn/rounds.h"
+#include "nn/means.h"
 #include <math.h>
 #include <string.h>
 

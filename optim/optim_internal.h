@@ -4,7 +4,7 @@
 
 #include "kernels/graph_internal.h"
 #include "nn/marks.h"
-#include "nn/rounds.h"
+#include "nn/means.h"
 #include "optim/optim.h"
 
 /* All-reduces over the ranks of all units of m's tree: limbs[KN_SQSUM_LIMBS] by addition, *absmax
