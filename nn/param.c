@@ -190,20 +190,6 @@ kn_module_impl *kn_module_holding(const void *module, const char **name, const c
     return sub ? sub->impl : NULL;
 }
 
-kn_tensor *kn_module_param(const void *module, const char *name)
-{
-    if (!kn_given(name, "kn_module_param", "the name"))
-        return NULL;
-    kn_module_impl *m = kn_module_holding(module, &name, "kn_module_param");
-    for (int i = 0; m && i < m->params; i++)
-        if (strcmp(m->param[i].name, name) == 0)
-            return m->param[i].tensor;
-    if (m)
-        kn_fail("kn_module_param: '%s' (%s) has no parameter '%s'", kn_module_shown(m),
-                m->class_name, name);
-    return NULL;
-}
-
 /* ---- filling --------------------------------------------------------------------------------- */
 
 /* m's parameter i was declared in another tree, whose it is to give it its values. */
