@@ -191,6 +191,7 @@ void kn_node_unref(kn_node *n);
 /* Saves t for backward, with its version: as a bare view, because the edges hold the graph. In a
  * call that recomputes s only gets its place in the call's record. s must stay where it is. */
 bool kn_save(kn_saved *s, const kn_tensor *t);
+bool kn_save_bare(kn_saved *s, const kn_tensor *t); /* that view, without a record */
 void kn_saved_drop(kn_saved *s);
 void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
 void kn_node_free_again(kn_node *n); /* of those that a replay computes again */
