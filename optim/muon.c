@@ -8,6 +8,7 @@
  *   begin   m += (1 - mu)(g - m);  direction = g + mu (m - g), or m      each rank its part
  *   whole   direction = orthogonal(direction)                            one rank
  *   end     p -= lr (factor direction + weight_decay p)                  each rank its part */
+#include "autograd/ops.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/trace.h"
 #include "nn/matrices.h"
@@ -94,8 +95,7 @@ static bool begin(void *arg, int i, kn_tensor *out)
         return true;
     kn_scope scope = kn_scope_begin();
     kn_tensor *g = kn_piece_grad(x->device, x->step, q);
-    kn_tensor *m =
-        kn_cast(kn_piece_tensor(x->device, q->m, q->param_dtype, q->count), kn_piece_computes(q));
+    kn_tensor *m = kn_wide(kn_piece_tensor(x->device, q->m, q->param_dtype, q->count));
     kn_tensor *now = kn_lerp(m, g, 1 - x->o->momentum);
     kn_tensor *direction = x->o->no_nesterov ? now : kn_lerp(g, now, x->o->momentum);
     bool ok = direction && kn_copy_(out, direction) &&
@@ -142,8 +142,8 @@ static bool end(void *arg, int i, kn_tensor *direction)
     if (q->count == 0)
         return true;
     kn_scope scope = kn_scope_begin();
-    kn_dtype t = kn_piece_computes(q);
-    kn_tensor *p = kn_cast(kn_piece_tensor(x->device, q->param, q->param_dtype, q->count), t);
+    kn_dtype t = kn_wide_dtype(q->param_dtype);
+    kn_tensor *p = kn_wide(kn_piece_tensor(x->device, q->param, q->param_dtype, q->count));
     kn_tensor *lr = kn_cast(kn_piece_tensor(x->device, x->step->lr, KN_F64, 1), t);
     kn_tensor *move =
         kn_add_scalar(kn_scale(kn_cast(direction, t), factor_of(x->o, x->param[i])), 0);

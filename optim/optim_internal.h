@@ -164,10 +164,8 @@ const kn_module_impl *kn_param_owner(const kn_param *p, const kn_module_impl *m)
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
 /* piece.c. A tensor of one dimension over foreign memory, given to the current scope. NULL for
- * NULL. */
+ * NULL. Steps compute in the wide dtype (kn_wide). */
 kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count);
-/* The dtype in which steps compute: f32, or f64 for f64 masters. */
-kn_dtype kn_piece_computes(const kn_opt_piece *q);
 /* The piece's gradient as the step sees it: the mean, clipped. */
 kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piece *q);
 /* The piece's masters (which 0) or states (1, 2) become values, rounded as the step says. */
