@@ -67,10 +67,12 @@ kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made 
 /* A constant of a method among its options, as state dicts hold it: real, or whole where low and
  * high are (bools are from 0 to 1). */
 typedef struct kn_optim_constant {
-    const char *name;
-    size_t at; /* in the options */
+    const char *name; /* in state dicts */
+    size_t at;        /* in the options */
     enum { KN_OF_REALS, KN_OF_INTS, KN_OF_BOOLS } type;
-    double low, high; /* a real is at least low and below high, others at most */
+    double low, high;   /* its range */
+    bool below;         /* high itself isn't in it */
+    const char *option; /* the option's name; NULL: name */
 } kn_optim_constant;
 #define KN_OPTIM_CONSTANTS 10 /* at most */
 
@@ -201,6 +203,9 @@ void kn_optim_drop_state(kn_optim *o, int i);
 /* o's k-th constant, and a new value within its range; NULL after the last one. */
 const kn_optim_constant *kn_optim_constant_at(const kn_optim *o, int k, double *value);
 void kn_optim_constant_set(kn_optim *o, int k, double value);
+bool kn_optim_in_range(const kn_optim_constant *c, double value);
+/* True if all of the options are; else an error that begins with what. */
+bool kn_optim_in_ranges(const kn_optim_constant *c, const void *options, const char *what);
 /* True if parameters p[n] and this rank's parts of them are as when o was made; else an error whose
  * message begins with what. */
 bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what);
