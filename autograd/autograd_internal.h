@@ -60,15 +60,15 @@ typedef struct kn_op_grad {
 struct kn_op {
     const char *name;
     size_t attr_size;
-    bool view;                    /* outputs are views of input 0 */
-    bool slice;                   /* it is a kn_slice: attr is a kn_slice_attr */
-    bool collective;              /* its backward calls the other ranks, or may */
-    bool may_fill;                /* outputs may hold a value of attr, which may be infinite */
-    uint32_t save_in, save_out;   /* bit i: input / output i is saved for backward */
-    uint32_t const_in;            /* bit i: input i never gets a gradient (indices, ...) */
-    bool (*shape)(kn_op_call *c); /* shape rule and checks: fills spec[] */
-    /* Computes out[], off the tape; what it makes beside them goes at once. NULL for views. */
-    bool (*forward)(kn_op_call *c);
+    bool view;                      /* outputs are views of input 0 */
+    bool slice;                     /* it is a kn_slice: attr is a kn_slice_attr */
+    bool collective;                /* its backward calls the other ranks, or may */
+    bool may_fill;                  /* outputs may hold a value of attr, which may be infinite */
+    uint32_t save_in, save_out;     /* bit i: input / output i is saved for backward */
+    uint32_t const_in;              /* bit i: input i never gets a gradient (indices, ...) */
+    bool (*shape)(kn_op_call *c);   /* shape rule and checks: fills spec[] */
+    bool (*forward)(kn_op_call *c); /* computes out[]; NULL for views */
+    bool makes; /* forward makes further tensors: off the tape, and they go at its end */
     bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
     /* The same made of operations, for gradients that are differentiated in turn (.create_graph): g
      * has tensors with their graphs. NULL: the operation refuses. autograd/second.h has those of

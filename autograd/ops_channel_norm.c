@@ -330,12 +330,12 @@ static bool group_composed(kn_op_grad *g, kn_tensor **y)
     return y[0] != NULL;
 }
 
-KN_OP(kn_op_group_norm, .name = "group_norm", .attr_size = sizeof(group_attr), .save_in = 3,
-      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward,
-      .on_tape = kn_composed_on_tape, .composed = group_composed);
-KN_OP(kn_op_instance_norm, .name = "instance_norm", .attr_size = sizeof(group_attr), .save_in = 3,
-      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward,
-      .on_tape = kn_composed_on_tape, .composed = group_composed);
+KN_OP(kn_op_group_norm, .name = "group_norm", .makes = true, .attr_size = sizeof(group_attr),
+      .save_in = 3, .save_out = 6, .shape = group_shape, .forward = group_forward,
+      .backward = group_backward, .on_tape = kn_composed_on_tape, .composed = group_composed);
+KN_OP(kn_op_instance_norm, .name = "instance_norm", .makes = true, .attr_size = sizeof(group_attr),
+      .save_in = 3, .save_out = 6, .shape = group_shape, .forward = group_forward,
+      .backward = group_backward, .on_tape = kn_composed_on_tape, .composed = group_composed);
 
 static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_tensor *w,
                               kn_tensor *b, double eps)

@@ -197,6 +197,7 @@ static bool backward(kn_op_grad *g)
     [way] = { .name = (text),                                                                      \
               .attr_size = sizeof(collective),                                                     \
               .collective = true,                                                                  \
+              .makes = true,                                                                       \
               .shape = shape,                                                                      \
               .forward = forward,                                                                  \
               .backward = backward,                                                                \

@@ -224,8 +224,9 @@ static bool conv_backward(kn_op_grad *g)
 /* One operation for each; messages have its name. */
 #define CONV_OP(kind)                                                                              \
     {                                                                                              \
-        .name = kind, .attr_size = sizeof(kn_conv_attr), .save_in = 3, .shape = conv_shape,        \
-        .forward = conv_forward, .backward = conv_backward, .on_tape = kn_bilinear_on_tape         \
+        .name = kind, .makes = true, .attr_size = sizeof(kn_conv_attr), .save_in = 3,              \
+        .shape = conv_shape, .forward = conv_forward, .backward = conv_backward,                   \
+        .on_tape = kn_bilinear_on_tape                                                             \
     }
 KN_OPS(conv_ops, CONV_OP("conv1d"), CONV_OP("conv2d"), CONV_OP("conv_transpose1d"),
        CONV_OP("conv_transpose2d"));

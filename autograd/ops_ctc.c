@@ -75,9 +75,9 @@ static bool ctc_backward(kn_op_grad *g)
                   ((kn_binary_args){ to, kn_array_of(g->out[GRAD]), rows, KN_MUL }));
 }
 
-KN_OP(kn_op_ctc_loss, .name = "ctc_loss", .attr_size = sizeof(ctc_attr), .save_out = 1 << GRAD,
-      .const_in = 1 << TARGETS | 1 << FRAMES | 1 << LABELS, .shape = ctc_shape,
-      .forward = ctc_forward, .backward = ctc_backward);
+KN_OP(kn_op_ctc_loss, .name = "ctc_loss", .makes = true, .attr_size = sizeof(ctc_attr),
+      .save_out = 1 << GRAD, .const_in = 1 << TARGETS | 1 << FRAMES | 1 << LABELS,
+      .shape = ctc_shape, .forward = ctc_forward, .backward = ctc_backward);
 
 kn_tensor *kn_ctc_loss_(kn_tensor *log_probs, kn_tensor *targets, kn_tensor *input_lengths,
                         kn_tensor *target_lengths, kn_ctc_loss_options o)

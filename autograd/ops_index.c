@@ -63,8 +63,8 @@ static bool embedding_on_tape(kn_op_grad *g)
                                  "isn't there; multiply by a mask instead");
 }
 
-KN_OP(kn_op_embedding, .name = "embedding", .attr_size = sizeof(int64_t), .save_in = 2,
-      .const_in = 2, .shape = embedding_shape, .forward = embedding_forward,
+KN_OP(kn_op_embedding, .name = "embedding", .makes = true, .attr_size = sizeof(int64_t),
+      .save_in = 2, .const_in = 2, .shape = embedding_shape, .forward = embedding_forward,
       .backward = embedding_backward, .on_tape = embedding_on_tape);
 
 /* *padding: the row that .padding_idx = given means, or -1. */

@@ -246,9 +246,10 @@ static bool one_backward(kn_op_grad *g)
     return true;
 }
 
-KN_OP(kn_op_linear_cross_entropy, .name = "linear_cross_entropy", .attr_size = sizeof(head_attr),
-      .save_in = 1 << X | 1 << W, .save_out = 1 << COUNT | 1 << DZ, .const_in = 1 << TARGETS,
-      .shape = one_shape, .forward = one_forward, .backward = one_backward);
+KN_OP(kn_op_linear_cross_entropy, .name = "linear_cross_entropy", .makes = true,
+      .attr_size = sizeof(head_attr), .save_in = 1 << X | 1 << W, .save_out = 1 << COUNT | 1 << DZ,
+      .const_in = 1 << TARGETS, .shape = one_shape, .forward = one_forward,
+      .backward = one_backward);
 
 /* ---- more chunks: backward has the gradients ------------------------------------------------- */
 
@@ -330,7 +331,7 @@ static bool more_backward(kn_op_grad *g)
     return true;
 }
 
-KN_OP(kn_op_linear_cross_entropy_chunks, .name = "linear_cross_entropy_chunks",
+KN_OP(kn_op_linear_cross_entropy_chunks, .name = "linear_cross_entropy_chunks", .makes = true,
       .attr_size = sizeof(head_attr), .save_out = 1 << COUNT | 1 << DX | 1 << DW | 1 << DBIAS,
       .const_in = 1 << TARGETS, .shape = more_shape, .forward = more_forward,
       .backward = more_backward);

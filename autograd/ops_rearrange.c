@@ -25,8 +25,8 @@ static bool flip(kn_tensor *y, kn_tensor *x, const void *attr, bool back)
                ((kn_index_select_args){ kn_array_of(y), kn_array_of(x), kn_array_of(index), dim }));
 }
 
-KN_OP(kn_op_flip, .name = "flip", .attr_size = sizeof(int), .shape = kn_shape_of_input,
-      KN_MAP(flip), .on_tape = kn_linear_on_tape);
+KN_OP(kn_op_flip, .name = "flip", .makes = true, .attr_size = sizeof(int),
+      .shape = kn_shape_of_input, KN_MAP(flip), .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_flip(kn_tensor *x, int n, const int64_t *dims)
 {

@@ -181,7 +181,7 @@ static bool recurrent_backward(kn_op_grad *g)
     {                                                                                              \
         .name = the_name, .attr_size = sizeof(recurrent_attr),                                     \
         .save_in = 1 << X | 1 << W_IH | 1 << W_HH | 1 << H0 | 1 << C0 | 1 << LENGTHS,              \
-        .save_out = 1 << Y | 1 << GATES | 1 << KEPT, .const_in = 1 << LENGTHS,                     \
+        .save_out = 1 << Y | 1 << GATES | 1 << KEPT, .const_in = 1 << LENGTHS, .makes = true,      \
         .shape = recurrent_shape, .forward = recurrent_forward, .backward = recurrent_backward     \
     }
 KN_OPS(kn_op_recurrent, RECURRENT_OP("lstm"), RECURRENT_OP("gru"), RECURRENT_OP("rnn"));

@@ -81,7 +81,7 @@ static bool centred_backward(kn_op_grad *g)
     return g->din[0] != NULL;
 }
 
-KN_OP(kn_op_centred, .name = "centred", .attr_size = sizeof(centred_attr),
+KN_OP(kn_op_centred, .name = "centred", .makes = true, .attr_size = sizeof(centred_attr),
       .shape = kn_shape_of_input, .forward = centred_forward, .backward = centred_backward,
       .on_tape = centred_backward);
 

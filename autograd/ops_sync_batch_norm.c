@@ -293,8 +293,8 @@ static bool sync_backward(kn_op_grad *g)
 
 #define SYNC_OP(id, text, in, out)                                                                 \
     KN_OP(id, .name = (text), .attr_size = sizeof(sync_attr), .save_in = (in), .save_out = (out),  \
-          .const_in = 8 | 16, .collective = true, .shape = sync_shape, .forward = sync_forward,    \
-          .backward = sync_backward)
+          .const_in = 8 | 16, .collective = true, .makes = true, .shape = sync_shape,              \
+          .forward = sync_forward, .backward = sync_backward)
 SYNC_OP(kn_op_sync_batch_norm, "sync_batch_norm", 1 | 2, 2 | 4 | 8);
 SYNC_OP(kn_op_sync_batch_norm_relu, "sync_batch_norm_relu", 1 | 2 | 4, 2 | 4 | 8);
 SYNC_OP(kn_op_sync_batch_norm_add_relu, "sync_batch_norm_add_relu", 1 | 2, 1 | 2 | 4 | 8);
