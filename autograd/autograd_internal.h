@@ -74,8 +74,7 @@ struct kn_op {
      * has tensors with their graphs. NULL: the operation refuses. autograd/second.h has those of
      * operations that are linear, bilinear or composed. */
     bool (*on_tape)(kn_op_grad *g);
-    /* Of kn_map_forward and _backward (ops.h): to = L(from), or back, the gradient of L's input
-     * (to) from that of its output (from). */
+    /* For KN_MAP (ops.h): to = L(from), or back, the gradient of L's input from its output's. */
     bool (*map)(kn_tensor *to, kn_tensor *from, const void *attr, bool back);
     /* Of kn_composed_on_tape: outputs made of operations on g's inputs and saved outputs; those
      * left NULL have no gradient. */
