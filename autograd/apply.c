@@ -95,6 +95,20 @@ static void pass_on_order(kn_op_call *c)
         c->out[i]->first_order = kn_dtype_is_float(c->out[i]->dtype);
 }
 
+static bool compute(kn_op_call *c)
+{
+    if (!c->op->forward)
+        return true;
+    if (!c->op->makes)
+        return c->op->forward(c);
+    const bool mode = kn_set_grad_mode(false);
+    const kn_scope scope = kn_scope_begin();
+    const bool ok = c->op->forward(c);
+    kn_scope_end(scope);
+    kn_set_grad_mode(mode);
+    return ok;
+}
+
 bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional, const void *attr,
               int nout, kn_tensor **out)
 {
@@ -120,9 +134,7 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
     kn_operands_begin(&operands, nin, c.in);
     const bool fits = op->shape(&c);
     kn_operands_end(&operands);
-    if (!fits || !make_outputs(&c))
-        return false;
-    if (op->forward && !op->forward(&c))
+    if (!fits || !make_outputs(&c) || !compute(&c))
         return false;
     if (kn_checking() && op->forward &&
         !kn_check_results(op->name, op->may_fill, c.in, nin, c.out, nout))

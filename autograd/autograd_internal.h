@@ -60,19 +60,22 @@ typedef struct kn_op_grad {
 struct kn_op {
     const char *name;
     size_t attr_size;
-    bool view;                       /* outputs are views of input 0 */
-    bool slice;                      /* it is a kn_slice: attr is a kn_slice_attr */
-    bool collective;                 /* its backward calls the other ranks, or may */
-    bool may_fill;                   /* outputs may hold a value of attr, which may be infinite */
-    uint32_t save_in, save_out;      /* bit i: input / output i is saved for backward */
-    uint32_t const_in;               /* bit i: input i never gets a gradient (indices, ...) */
-    bool (*shape)(kn_op_call *c);    /* shape rule and checks: fills spec[] */
-    bool (*forward)(kn_op_call *c);  /* computes out[]; NULL for views */
+    bool view;                      /* outputs are views of input 0 */
+    bool slice;                     /* it is a kn_slice: attr is a kn_slice_attr */
+    bool collective;                /* its backward calls the other ranks, or may */
+    bool may_fill;                  /* outputs may hold a value of attr, which may be infinite */
+    uint32_t save_in, save_out;     /* bit i: input / output i is saved for backward */
+    uint32_t const_in;              /* bit i: input i never gets a gradient (indices, ...) */
+    bool (*shape)(kn_op_call *c);   /* shape rule and checks: fills spec[] */
+    bool (*forward)(kn_op_call *c); /* computes out[]; NULL for views */
+    bool makes; /* forward makes further tensors: off the tape, and they go at its end */
     bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
     /* The same made of operations, for gradients that are differentiated in turn (.create_graph): g
      * has tensors with their graphs. NULL: the operation refuses. autograd/second.h has those of
      * operations that are linear, bilinear or composed. */
     bool (*on_tape)(kn_op_grad *g);
+    /* For KN_MAP (ops.h): to = L(from), or back, the gradient of L's input from its output's. */
+    bool (*map)(kn_tensor *to, kn_tensor *from, const void *attr, bool back);
     /* Of kn_composed_on_tape: outputs made of operations on g's inputs and saved outputs; those
      * left NULL have no gradient. */
     bool (*composed)(kn_op_grad *g, kn_tensor **y);
@@ -111,10 +114,10 @@ kn_tensor *kn_apply1(const kn_op *op, int nin, kn_tensor *const *in, uint32_t op
 
 /* For backward functions: the tensor to write the gradient of input i to: a leaf's own place (flat
  * buffer, reduce dtype) for its first contribution, else a new tensor of the input's shape. The
- * content is undefined. Does not set din. */
+ * content is undefined. It is din[i], too. */
 kn_tensor *kn_grad_out(kn_op_grad *g, int i);
 /* As kn_grad_out, but for operations that add into it (embedding): *fresh is set if it must be
- * zeroed first. */
+ * zeroed first. Doesn't set din. */
 kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh);
 /* Sums t down to spec's shape (undoing a broadcast), into input i's place. */
 kn_tensor *kn_grad_unbroadcast(kn_op_grad *g, int i, kn_tensor *t);
@@ -191,6 +194,7 @@ void kn_node_unref(kn_node *n);
 /* Saves t for backward, with its version: as a bare view, because the edges hold the graph. In a
  * call that recomputes s only gets its place in the call's record. s must stay where it is. */
 bool kn_save(kn_saved *s, const kn_tensor *t);
+bool kn_save_bare(kn_saved *s, const kn_tensor *t); /* that view, without a record */
 void kn_saved_drop(kn_saved *s);
 void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
 void kn_node_free_again(kn_node *n); /* of those that a replay computes again */

@@ -29,7 +29,7 @@ static call begin(const char *op, int n, kn_tensor **in)
     }
     c.dtype = ok ? in[0]->dtype : KN_F32;
     for (int i = 0; i < n; i++)
-        in[i] = ok ? kn_loss_wide(in[i]) : NULL;
+        in[i] = ok ? kn_wide(in[i]) : NULL;
     return c;
 }
 

@@ -1,5 +1,11 @@
 /* autograd/engine.h (private): running a backward from several roots; used by kn_backward and
- * kn_grad_of, which a hook may call inside of another. */
+ * kn_grad_of, which a hook may call inside of another.
+ *
+ * Four numbers keep things apart. kn_node.seq is a node's place on the tape. A pass is one run of
+ * the engine; each has a number of its own (kn_engine.pass), and mark, of a node or a module call,
+ * is that of the pass which came to it last. kn_engine.number counts the backwards that add to
+ * gradients: those in hooks share that of the one around them, and kn_grad_of has none. It goes
+ * with the gradients (kn_passes), so a step knows how many micro-batches are summed in them. */
 #ifndef KNAP_AUTOGRAD_ENGINE_H
 #define KNAP_AUTOGRAD_ENGINE_H
 

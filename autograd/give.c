@@ -14,8 +14,7 @@ static bool grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b)
 
 bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src)
 {
-    kn_copy_args args = { kn_array_of(dst), kn_array_of(src) };
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_COPY, args);
+    return kn_array_copy(dst, kn_array_of(dst), kn_array_of(src));
 }
 
 bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
@@ -149,7 +148,7 @@ kn_tensor *kn_grad_out(kn_op_grad *g, int i)
 {
     bool fresh;
     kn_tensor *t = kn_grad_into(g, i, &fresh);
-    return fresh || !t ? t : kn_empty_like(t);
+    return g->din[i] = fresh || !t ? t : kn_empty_like(t);
 }
 
 /* ---- a leaf whose gradient is complete ------------------------------------------------------- */

@@ -2,6 +2,7 @@
  * copies of the inputs, so that one element at a time can be moved, and in f64. */
 #include "autograd/gradcheck.h"
 #include "autograd/engine.h"
+#include "kernels/memory_internal.h"
 #include <math.h>
 #include <string.h>
 
@@ -37,14 +38,7 @@ static double weight(const check *c, int result, int64_t i)
 
 static bool make_room(check *c, int64_t n)
 {
-    if (n <= c->roomy)
-        return true;
-    double *more = kn_host_realloc(c->room, (size_t)n * sizeof *more);
-    if (!more)
-        return false;
-    c->room = more;
-    c->roomy = n;
-    return true;
+    return kn_host_grow(&c->room, &c->roomy, n, sizeof *c->room);
 }
 
 /* The elements of t in c->room. */

@@ -32,77 +32,52 @@ void kn_hook_end(kn_hook_run *h)
 
 /* ---- putting on ------------------------------------------------------------------------------ */
 
-static kn_hook_entry *add_hook(kn_tensor *t, const char *what, bool given)
+/* Puts on a copy of what, which has functions of one kind; leaf: it is for leaves. */
+static kn_hook put_on(kn_tensor *t, const char *by, bool node, bool leaf, kn_hook_entry what)
 {
-    if (!kn_check(t, what))
-        return NULL;
-    if (!given)
-        return kn_fail_null("%s: the hook is NULL", what);
+    if (kn_recomputing()) /* the forward did it */
+        return kn_hook_next();
+    if (!kn_check(t, by))
+        return 0;
+    if (node && !t->node)
+        return kn_fail("%s: no operation on the tape made this tensor", by);
+    if (!what.hook && !what.pre && !what.post && !what.accumulated)
+        return kn_fail("%s: the hook is NULL", by);
+    if (leaf && (t->node || !t->requires_grad))
+        return kn_fail("%s: only leaves that require grad accumulate one", by);
     if (!t->requires_grad)
-        return kn_fail_null(
-            "%s: the tensor doesn't require grad, so no gradient will come by; call "
-            "kn_require_grad on a leaf before it is used",
-            what);
-    kn_leaf *leaf = t->node ? NULL : kn_leaf_of(t);
-    if (!t->node && !leaf)
-        return NULL;
-    kn_hook_entry *h = kn_host_calloc(1, sizeof *h);
+        return kn_fail("%s: the tensor doesn't require grad, so no gradient will come by; call "
+                       "kn_require_grad on a leaf before it is used",
+                       by);
+    kn_leaf *of = t->node ? NULL : kn_leaf_of(t);
+    kn_hook_entry *h = t->node || of ? kn_host_calloc(1, sizeof *h) : NULL;
     if (!h)
-        return NULL;
-    kn_hook_entry **at = t->node ? &t->node->hooks : &leaf->hooks;
+        return 0;
+    kn_hook_entry **at = t->node ? &t->node->hooks : &of->hooks;
     while (*at) /* hooks run in the order in which they were added */
         at = &(*at)->next;
-    *at = h;
+    *h = what;
     h->id = kn_hook_next();
     h->out_index = t->out_index;
-    return h;
+    *at = h;
+    return h->id;
 }
 
 kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg)
 {
-    if (kn_recomputing()) /* the forward did it */
-        return kn_hook_next();
-    kn_hook_entry *h = add_hook(t, "kn_on_grad", hook != NULL);
-    if (!h)
-        return 0;
-    h->hook = hook;
-    h->arg = arg;
-    return h->id;
+    return put_on(t, "kn_on_grad", false, false, (kn_hook_entry){ .hook = hook, .arg = arg });
 }
 
 kn_hook kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg)
 {
-    if (kn_recomputing()) /* the forward did it */
-        return kn_hook_next();
-    if (!kn_check(t, "kn_on_node"))
-        return 0;
-    if (!t->node)
-        return kn_fail("kn_on_node: no operation on the tape made this tensor");
-    kn_hook_entry *h = add_hook(t, "kn_on_node", pre || post);
-    if (!h)
-        return 0;
-    h->pre = pre;
-    h->post = post;
-    h->arg = arg;
-    return h->id;
+    return put_on(t, "kn_on_node", true, false,
+                  (kn_hook_entry){ .pre = pre, .post = post, .arg = arg });
 }
 
 kn_hook kn_on_accumulated(kn_tensor *t, kn_leaf_hook hook, void *arg)
 {
-    if (kn_recomputing()) /* the forward did it */
-        return kn_hook_next();
-    if (!kn_check(t, "kn_on_accumulated"))
-        return 0;
-    if (!hook)
-        return kn_fail("kn_on_accumulated: the hook is NULL");
-    if (t->node || !t->requires_grad)
-        return kn_fail("kn_on_accumulated: only leaves that require grad accumulate one");
-    kn_hook_entry *h = add_hook(t, "kn_on_accumulated", true);
-    if (!h)
-        return 0;
-    h->accumulated = hook;
-    h->arg = arg;
-    return h->id;
+    return put_on(t, "kn_on_accumulated", false, true,
+                  (kn_hook_entry){ .accumulated = hook, .arg = arg });
 }
 
 /* ---- taking off ------------------------------------------------------------------------------ */

@@ -21,16 +21,21 @@ static void drop_saved(kn_saved *s, int n)
         kn_saved_drop(&s[i]);
 }
 
+bool kn_save_bare(kn_saved *s, const kn_tensor *t)
+{
+    s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
+    s->version = kn_version_of(t);
+    return s->tensor != NULL;
+}
+
 bool kn_save(kn_saved *s, const kn_tensor *t)
 {
     if (kn_record_running())
         return kn_record_save(s, t);
-    s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
-    s->version = kn_version_of(t);
     const kn_context *c = kn_context_get();
     if (c->on_save)
         c->on_save(c->on_save_arg, t);
-    return s->tensor != NULL;
+    return kn_save_bare(s, t);
 }
 
 void kn_node_free_saved(kn_node *n)
@@ -108,10 +113,7 @@ static void destroy(kn_node *n, kn_node **list)
         }
         kn_tensor_free(n->edge[i].leaf);
     }
-    drop_saved(n->saved_in, n->nin);
-    drop_saved(n->saved_out, n->nout);
-    drop_saved(n->kept, KN_MAX_OUT);
-    kn_tensor_free(n->scale);
+    kn_node_free_saved(n);
     for (int i = 0; i < n->nout; i++)
         kn_tensor_free(n->dout[i]);
     kn_hooks_free(n->hooks);

@@ -15,10 +15,12 @@ typedef struct kn_operands {
 void kn_operands_begin(kn_operands *o, int n, kn_tensor *const *in);
 void kn_operands_end(const kn_operands *o);
 
-/* Those of a composition, which stand until the block ends. */
-#define KN_OPERANDS(...)                                                                           \
+/* Those of a composition, which stand until the block ends: as a list, and one by one. */
+#define KN_OPERANDS_OF(n, list)                                                                    \
     __attribute__((cleanup(kn_operands_end))) kn_operands operands_;                               \
-    kn_operands_begin(&operands_, sizeof((kn_tensor *[]){ __VA_ARGS__ }) / sizeof(kn_tensor *),    \
-                      (kn_tensor *[]){ __VA_ARGS__ })
+    kn_operands_begin(&operands_, (n), (list))
+#define KN_OPERANDS(...)                                                                           \
+    KN_OPERANDS_OF(sizeof((kn_tensor *[]){ __VA_ARGS__ }) / sizeof(kn_tensor *),                   \
+                   ((kn_tensor *[]){ __VA_ARGS__ }))
 
 #endif

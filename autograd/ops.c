@@ -11,6 +11,21 @@ kn_spec kn_spec_like(const kn_tensor *t)
     return s;
 }
 
+bool kn_shape_of_input(kn_op_call *c)
+{
+    c->spec[0] = kn_spec_like(c->in[0]);
+    c->spec[0].order = kn_order_of(c->in[0]);
+    return true;
+}
+
+kn_tensor *kn_along(kn_tensor *v, int ndim, int dim)
+{
+    int64_t shape[KN_MAX_DIMS];
+    for (int d = 0; d < ndim; d++)
+        shape[d] = d == dim ? -1 : 1;
+    return kn_reshape(v, ndim, shape);
+}
+
 kn_tensor *kn_as_batch(kn_tensor *x, int dims)
 {
     return x && x->ndim == dims - 1 ? kn_unsqueeze(x, 0) : x;
@@ -33,7 +48,15 @@ kn_tensor *kn_number_of(kn_tensor *row)
 
 bool kn_is_number(const kn_tensor *x)
 {
-    return kn_ok() && x && x->ndim == 0;
+    return kn_ok() && x && x->magic == KN_TENSOR_MAGIC && x->ndim == 0;
+}
+
+kn_tensor *kn_of_host(kn_dtype dtype, kn_device device, void *values, int ndim,
+                      const int64_t *shape)
+{
+    kn_tensor *t = values ? kn_from(dtype, device, values, ndim, shape) : NULL;
+    kn_host_free(values);
+    return t;
 }
 
 kn_tensor *kn_number_like(const kn_tensor *t, double value)
@@ -51,8 +74,23 @@ kn_dtype kn_wide_dtype(kn_dtype t)
     return t == KN_F64 ? KN_F64 : KN_F32;
 }
 
+kn_tensor *kn_wide(kn_tensor *x)
+{
+    return x ? kn_cast(x, kn_wide_dtype(x->dtype)) : NULL;
+}
+
+bool kn_takes(const char *op, const kn_tensor *x, bool floats)
+{
+    return kn_ok() && kn_check(x, op) &&
+           ((floats ? kn_dtype_is_float : kn_dtype_is_arithmetic)(x->dtype) ||
+            kn_fail("%s: needs a %s, got %s; kn_cast it first", op,
+                    floats ? "float tensor" : "dtype with arithmetic", KN_SHOWN(x)));
+}
+
 int kn_dim(const char *op, const kn_tensor *t, int dim)
 {
+    if (!kn_ok() || !kn_check(t, op))
+        return -1;
     int d = dim < 0 ? dim + t->ndim : dim;
     if (d >= 0 && d < t->ndim)
         return d;
@@ -63,6 +101,8 @@ int kn_dim(const char *op, const kn_tensor *t, int dim)
 
 bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims)
 {
+    if (!kn_ok() || !kn_check(t, op))
+        return false;
     if (n < 0 || (n > 0 && !kn_given(list, op, "the list of dims")))
         return kn_fail("%s: %d dims are listed; 0 stands for all", op, n);
     const int most = t->ndim > 0 ? t->ndim : 1; /* a number has dims 0 and -1 */
@@ -107,21 +147,40 @@ kn_array kn_flat(const kn_tensor *t)
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-bool kn_copied(const kn_tensor *on, kn_array to, kn_array from)
+bool kn_map_forward(kn_op_call *c)
 {
-    return KN_RUN(on, KN_K_COPY, ((kn_copy_args){ to, from }));
+    return c->op->map(c->out[0], c->in[0], c->attr, false);
 }
 
-bool kn_filled(const kn_tensor *on, kn_array to, double value, double step)
+bool kn_map_backward(kn_op_grad *g)
 {
-    return KN_RUN(on, KN_K_FILL, ((kn_fill_args){ to, value, step }));
+    const kn_spec *s = &g->in_spec[0];
+    kn_tensor *dx = kn_tensor_new(s->dtype, s->device, NULL, KN_MEM_ACTIVATION, s->ndim, s->shape,
+                                  kn_order_of(g->dout[0]), true);
+    g->din[0] = dx;
+    return dx && g->node->op->map(dx, g->dout[0], g->attr, true);
+}
+
+bool kn_product(const kn_tensor *on, kn_array dst, kn_array a, kn_array b)
+{
+    return KN_RUN(on, KN_K_MATMUL, ((kn_matmul_args){ .dst = dst, .a = a, .b = b }));
+}
+
+bool kn_grad_bias(kn_op_grad *g, int i, kn_array dy)
+{
+    int64_t shape[KN_MAX_DIMS] = { 1, dy.shape[1], 1, 1 };
+    kn_tensor *db = kn_grad_out(g, i);
+    if (!db)
+        return false;
+    const kn_array to = kn_array_make(kn_array_of(db).data, db->dtype, dy.ndim, shape);
+    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ to, dy, KN_SUM }));
 }
 
 kn_tensor *kn_grad_sum(kn_op_grad *g, int i)
 {
     bool fresh;
     kn_tensor *dx = kn_grad_into(g, i, &fresh);
-    if (!dx || (fresh && !kn_filled(dx, kn_array_of(dx), 0, 0)))
+    if (!dx || (fresh && !kn_array_fill(dx, kn_array_of(dx), 0, 0)))
         return NULL;
     return g->din[i] = dx;
 }
@@ -129,7 +188,5 @@ kn_tensor *kn_grad_sum(kn_op_grad *g, int i)
 kn_tensor *kn_grad_zeros(kn_op_grad *g, int i)
 {
     kn_tensor *dx = kn_grad_out(g, i);
-    if (!dx || !kn_filled(dx, kn_array_of(dx), 0, 0))
-        return NULL;
-    return g->din[i] = dx;
+    return dx && kn_array_fill(dx, kn_array_of(dx), 0, 0) ? dx : NULL;
 }

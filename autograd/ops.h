@@ -13,6 +13,14 @@
 
 /* Shape and dtype of t, row-major. */
 kn_spec kn_spec_like(const kn_tensor *t);
+/* The shape rule of y in x's shape, dtype and order, x the first input. */
+bool kn_shape_of_input(kn_op_call *c);
+/* An operation of one tensor that is linear in it, where f does both ways: see kn_op.map. */
+bool kn_map_forward(kn_op_call *c);
+bool kn_map_backward(kn_op_grad *g);
+#define KN_MAP(f) .map = (f), .forward = kn_map_forward, .backward = kn_map_backward
+/* v[n], or a number, with ndim dims, its elements along dim. NULL for NULL. */
+kn_tensor *kn_along(kn_tensor *v, int ndim, int dim);
 /* A new tensor of t's shape, dtype, device and order. */
 kn_tensor *kn_empty_as(const kn_tensor *t);
 /* As kn_grad_out, but in the memory order of like: where that isn't row-major, as a leaf's place
@@ -47,9 +55,13 @@ kn_tensor *kn_of_batch(kn_tensor *y, bool alone);
 bool kn_is_number(const kn_tensor *x);
 kn_tensor *kn_row_of(kn_tensor *x); /* others as they are */
 kn_tensor *kn_number_of(kn_tensor *row);
-/* Reads an option for rows and columns into out: each if either of its values isn't 0, else both
- * for the two if it isn't 0, else otherwise. */
-void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
+/* Reads an option for n dims into out: each if any of its values isn't 0, else all for each if it
+ * isn't 0, else otherwise. */
+void kn_by_dim(int64_t *out, int n, int64_t all, const int64_t *each, int64_t otherwise);
+/* Of an option .same of a convolution with weight w, over its last n dims: pad becomes the one that
+ * keeps the size; the result is x, with a zero more at its end where the sides' pads differ. */
+kn_tensor *kn_pad_same(const char *op, kn_tensor *x, const kn_tensor *w, int n,
+                       const int64_t *stride, int64_t *pad, const int64_t *dilation);
 /* A convolution: kn_conv2d, kn_conv1d, or with .transposed kn_conv_transpose2d, _1d. */
 typedef struct kn_conv_attr {
     int dims; /* 2: images; 1: sequences, whose numbers are those of columns */
@@ -74,25 +86,34 @@ kn_tensor *kn_normed(kn_tensor *x, int n, const int64_t *dims, double eps, bool 
 /* Whether op is y = f(x) of a kind whose derivative some provider applies in a product's epilogue:
  * its kind. */
 bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind);
+/* A tensor of values that the caller made on the host, which it frees; NULL for NULL. */
+kn_tensor *kn_of_host(kn_dtype dtype, kn_device device, void *values, int ndim,
+                      const int64_t *shape);
 /* A scalar of t's dtype and device; NULL for NULL. */
 kn_tensor *kn_number_like(const kn_tensor *t, double value);
 /* t's array, or the absent one where t is NULL. */
 kn_array kn_array_or_none(const kn_tensor *t);
 /* The dtype of statistics and losses of floats: f64 of f64, else f32. */
 kn_dtype kn_wide_dtype(kn_dtype t);
-/* The index of dim, where a negative one counts from the end; -1 with an error if it is out of
- * range. */
+kn_tensor *kn_wide(kn_tensor *x); /* in that dtype; NULL for NULL */
+/* x is good (kn_check) and its dtype a float, or of those with arithmetic; else an error of op. */
+bool kn_takes(const char *op, const kn_tensor *x, bool floats);
+/* The index of dim of t, where a negative one counts from the end; -1 with an error of op where t
+ * isn't good (kn_check) or dim is out of range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);
-/* The set of the n dims listed (bit d: dim d), as kn_sum takes them; false with an error if one is
- * out of range. */
+/* The n sizes given, with one of -1 filled in so that they make count elements; false where they
+ * don't, with an error of op for a size that can't be, the i-th "where" i. */
+bool kn_sizes_of(const char *op, const char *where, int64_t count, int n, const int64_t *given,
+                 int64_t *sizes);
+/* The set of the n dims listed (bit d: dim d), as kn_sum takes them; false with an error where t
+ * isn't good or one is out of range. */
 bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims);
-/* kn_amax (KN_MAX) or kn_amin (KN_MIN) over a set of dims. */
-kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep);
-/* Kernels on the device of on: to = from; to = value, value + step, ... */
-bool kn_copied(const kn_tensor *on, kn_array to, kn_array from);
-bool kn_filled(const kn_tensor *on, kn_array to, double value, double step);
-/* As kn_grad_into, with zeros where nothing is added up yet; as kn_grad_out, with zeros. They are
- * din[i], too. */
+/* din[i] [C]: the sum of dy[N,C], or of an image's [N,C,H,W], over all but C. */
+bool kn_grad_bias(kn_op_grad *g, int i, kn_array dy);
+/* dst = a b, on the device of on. */
+bool kn_product(const kn_tensor *on, kn_array dst, kn_array a, kn_array b);
+/* As kn_grad_into, with zeros where nothing is added up yet, and din[i] too; as kn_grad_out, with
+ * zeros. */
 kn_tensor *kn_grad_sum(kn_op_grad *g, int i);
 kn_tensor *kn_grad_zeros(kn_op_grad *g, int i);
 /* The product of the sizes of dims, a set (bit d: dim d). */
@@ -105,6 +126,10 @@ static inline double kn_count_of(int ndim, const int64_t *shape, uint32_t dims)
 }
 /* Indices are i64 or i32; false with an error of op. */
 bool kn_indices_are_whole(const char *op, const kn_tensor *index);
+/* src has x's dtype and a slice of x's shape along dim for each element of index[n]; else an error
+ * of op. */
+bool kn_slices_fit(const char *op, const kn_tensor *x, int dim, const kn_tensor *index,
+                   const kn_tensor *src);
 /* All elements of t, which is contiguous, in one dim. */
 kn_array kn_flat(const kn_tensor *t);
 /* Elements [begin, begin + size) along dim of t's array. */
@@ -115,6 +140,11 @@ int kn_group_of(int n, int most);
 kn_array kn_rows_of(const kn_tensor *t);
 /* a with its last two dims exchanged. */
 kn_array kn_transposed(kn_array a);
+/* v, what of op, is n numbers of x's dtype or f32, or NULL; else an error. */
+bool kn_vector_fits(const char *op, const char *what, const kn_tensor *v, int64_t n,
+                    const kn_tensor *x);
+/* The eps of a norm: 1e-5 for 0; false with an error where it can't be. */
+bool kn_eps_of(const char *op, double given, double *eps);
 /* Whether x, weight and bias (or NULL) are those of a kn_linear; false with an error of op. */
 bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *bias,
                     bool in_out);

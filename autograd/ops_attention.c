@@ -285,27 +285,23 @@ static bool rope_shape(kn_op_call *c)
     return true;
 }
 
-static bool rope_run(kn_tensor *y, kn_tensor *x, const rope_attr *a, bool inverse)
+static bool turn(kn_tensor *y, kn_tensor *x, const void *attr, bool inverse)
 {
+    const rope_attr *a = attr;
     return KN_RUN(
         y, KN_K_ROPE,
         ((kn_rope_args){ kn_array_of(y), kn_array_of(x), a->base, a->start, inverse, a->scaling }));
-}
-
-static bool rope_forward(kn_op_call *c)
-{
-    return rope_run(c->out[0], c->in[0], c->attr, false);
 }
 
 static bool rope_backward(kn_op_grad *g)
 {
     kn_tensor *place = rows_place(g, 0);
     g->din[0] = place ? place : kn_empty_like(g->dout[0]);
-    return g->din[0] && rope_run(g->din[0], g->dout[0], g->attr, true);
+    return g->din[0] && turn(g->din[0], g->dout[0], g->attr, true);
 }
 
-KN_OP(kn_op_rope, .name = "rope", .attr_size = sizeof(rope_attr), .shape = rope_shape,
-      .forward = rope_forward, .backward = rope_backward, .on_tape = kn_linear_on_tape);
+KN_OP(kn_op_rope, .name = "rope", .attr_size = sizeof(rope_attr), .shape = rope_shape, .map = turn,
+      .forward = kn_map_forward, .backward = rope_backward, .on_tape = kn_linear_on_tape);
 
 static bool zero(kn_rope_scaling s)
 {

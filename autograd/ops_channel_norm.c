@@ -25,9 +25,9 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
         const kn_tensor *v = c->in[i];
         if (!v && i > 2 && !training)
             return kn_fail("batch_norm: without training %s is needed", names[i]);
-        if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
-            return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           KN_SHOWN(x), names[i], KN_SHOWN(v), (long long)C);
+        if (!kn_vector_fits("batch_norm", names[i], v, C, x) ||
+            (v && i > 2 && training && !kn_tensor_before_write(c->in[i], "batch_norm")))
+            return false;
     }
     const kn_tensor *r = c->in[5];
     if (r && !(r->dtype == x->dtype && kn_has_shape(r, x->ndim, x->shape)))
@@ -68,11 +68,8 @@ static bool batch_forward(kn_op_call *c)
     for (int i = 1; i < 6; i++) {
         if (!c->in[i])
             continue;
-        const bool moves = (i == 3 || i == 4) && a->training;
-        if (moves && !kn_tensor_before_write(c->in[i], "batch_norm"))
-            return false;
         *at[i] = kn_array_of(c->in[i]);
-        if (moves)
+        if ((i == 3 || i == 4) && a->training)
             kn_written(c->in[i]);
     }
     return KN_RUN(c->out[0], KN_K_BATCH_NORM, args);
@@ -100,29 +97,20 @@ static bool batch_backward(kn_op_grad *g)
     for (int i = 0; i < 6; i++) {
         if (!g->want[i])
             continue;
-        g->din[i] = i == 0 || i == 5 ? kn_grad_as(g, i, g->in[0]) : kn_grad_out(g, i);
-        if (!g->din[i])
+        kn_tensor *d = i == 0 || i == 5 ? kn_grad_as(g, i, g->in[0]) : kn_grad_out(g, i);
+        if (!d)
             return false;
-        *at[i] = kn_array_of(g->din[i]);
+        *at[i] = kn_array_of(d);
     }
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
-}
-
-/* v[C] beside an x[N,C,...] of ndim dims. */
-static kn_tensor *by_channel(kn_tensor *v, int ndim)
-{
-    int64_t shape[KN_MAX_DIMS];
-    for (int d = 0; d < ndim; d++)
-        shape[d] = d == 1 ? -1 : 1;
-    return kn_reshape(v, ndim, shape);
 }
 
 /* h w + b by channel, in x's dtype; w and b may be NULL. */
 static kn_tensor *affine_of(kn_tensor *h, kn_tensor *w, kn_tensor *b, const kn_tensor *x)
 {
     const kn_tensor *like = h;
-    h = w ? kn_mul(h, by_channel(kn_cast(w, like->dtype), x->ndim)) : h;
-    h = h && b ? kn_add(h, by_channel(kn_cast(b, like->dtype), x->ndim)) : h;
+    h = w ? kn_mul(h, kn_along(kn_cast(w, like->dtype), x->ndim, 1)) : h;
+    h = h && b ? kn_add(h, kn_along(kn_cast(b, like->dtype), x->ndim, 1)) : h;
     return kn_cast(h, x->dtype);
 }
 
@@ -136,8 +124,8 @@ static bool batch_composed(kn_op_grad *g, kn_tensor **y)
     if (a->training)
         h = kn_normed(x, x->ndim - 1, dims, a->eps, false);
     else
-        h = kn_mul(kn_sub(kn_cast(x, g->out[1]->dtype), by_channel(kn_detach(g->out[1]), x->ndim)),
-                   by_channel(kn_detach(g->out[2]), x->ndim));
+        h = kn_mul(kn_sub(kn_cast(x, g->out[1]->dtype), kn_along(kn_detach(g->out[1]), x->ndim, 1)),
+                   kn_along(kn_detach(g->out[2]), x->ndim, 1));
     kn_tensor *z = h ? affine_of(h, g->in[1], g->in[2], x) : NULL;
     z = z && g->in[5] ? kn_add(z, g->in[5]) : z;
     if (z && a->relu) /* with a residual, which wasn't saved, seen from the result */
@@ -159,16 +147,15 @@ BATCH_NORM_OP(kn_op_batch_norm_add_relu, "batch_norm_add_relu", 1 | 2, 1 | 2 | 4
 kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
                           kn_tensor *running_var, kn_batch_norm_options o)
 {
-    batch_attr a = { .eps = kn_value_or(o.eps, 1e-5),
-                     .momentum = kn_value_or(o.momentum, 0.1),
+    batch_attr a = { .momentum = kn_value_or(o.momentum, 0.1),
                      .training = o.training,
                      .relu = o.relu };
     kn_tensor *in[6] = { x, w, b, running_mean, running_var, o.residual }, *out[3];
     const kn_op *op = !o.relu       ? &kn_op_batch_norm
                       : !o.residual ? &kn_op_batch_norm_relu
                                     : &kn_op_batch_norm_add_relu;
-    if (!(a.eps >= 0 && a.eps < INFINITY))
-        return kn_fail_null("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
+    if (!kn_eps_of("batch_norm", o.eps, &a.eps))
+        return NULL;
     if (!(a.momentum >= 0 && a.momentum <= 1))
         return kn_fail_null("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)",
                             o.momentum);
@@ -209,13 +196,9 @@ static bool group_shape(kn_op_call *c)
         return kn_fail("%s: x is %s, one value a channel, which has no variance; give more "
                        "positions",
                        c->op->name, KN_SHOWN(x));
-    for (int i = 1; i < 3; i++) {
-        const kn_tensor *v = c->in[i];
-        if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
-            return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           c->op->name, KN_SHOWN(x), i == 1 ? "weight" : "bias", KN_SHOWN(v),
-                           (long long)C);
-    }
+    if (!kn_vector_fits(c->op->name, "weight", c->in[1], C, x) ||
+        !kn_vector_fits(c->op->name, "bias", c->in[2], C, x))
+        return false;
     c->spec[0] = kn_spec_like(x);
     c->spec[1] = c->spec[2] =
         (kn_spec){ .dtype = kn_wide_dtype(x->dtype), .ndim = 1, .shape = { N * a->groups } };
@@ -241,13 +224,6 @@ static bool normalise(kn_tensor *h, const kn_tensor *x, const kn_tensor *mean,
                                    .eps = a->eps }));
 }
 
-/* A tensor for the time of a call; the caller frees it. */
-static kn_tensor *temporary(kn_dtype dtype, const kn_tensor *like, int ndim, const int64_t *shape)
-{
-    return kn_tensor_new(dtype, kn_device_of(like), NULL, KN_MEM_ACTIVATION, ndim, shape, NULL,
-                         false);
-}
-
 /* Row i of t[rows, C]. */
 static kn_array row_of(const kn_tensor *t, int i)
 {
@@ -258,12 +234,9 @@ static kn_array row_of(const kn_tensor *t, int i)
 /* Rows of zeros and ones, and two for a kernel to write: the statistics of h. */
 static kn_tensor *statistics_of_h(const kn_tensor *x)
 {
-    kn_tensor *t = temporary(kn_wide_dtype(x->dtype), x, 2, (int64_t[]){ 4, x->shape[1] });
-    if (t && KN_RUN(t, KN_K_FILL, ((kn_fill_args){ row_of(t, 0), 0, 0 })) &&
-        KN_RUN(t, KN_K_FILL, ((kn_fill_args){ row_of(t, 1), 1, 0 })))
-        return t;
-    kn_tensor_free(t);
-    return NULL;
+    kn_tensor *t = kn_empty(kn_wide_dtype(x->dtype), kn_device_of(x), KN_SHAPE(4, x->shape[1]));
+    return t && kn_array_fill(t, row_of(t, 0), 0, 0) && kn_array_fill(t, row_of(t, 1), 1, 0) ? t
+                                                                                             : NULL;
 }
 
 static bool apply_affine(kn_op_call *c, const kn_tensor *h, const kn_tensor *stats)
@@ -284,12 +257,9 @@ static bool group_forward(kn_op_call *c)
     const kn_tensor *x = c->in[0];
     if (!c->in[1] && !c->in[2])
         return normalise(c->out[0], x, c->out[1], c->out[2], c->attr);
-    kn_tensor *h = temporary(x->dtype, x, x->ndim, x->shape), *stats = statistics_of_h(x);
-    bool ok =
-        h && stats && normalise(h, x, c->out[1], c->out[2], c->attr) && apply_affine(c, h, stats);
-    kn_tensor_free(h);
-    kn_tensor_free(stats);
-    return ok;
+    kn_tensor *h = kn_empty_like(x), *stats = statistics_of_h(x);
+    return h && stats && normalise(h, x, c->out[1], c->out[2], c->attr) &&
+           apply_affine(c, h, stats);
 }
 
 /* The gradients of weight and bias, and dh, that of h. h may be unset where weight's isn't
@@ -308,9 +278,7 @@ static bool affine_backward(kn_op_grad *g, const kn_tensor *dy, const kn_tensor 
                                      .dx = kn_array_or_none(dh),
                                      .dw = kn_array_or_none(g->din[1]),
                                      .db = kn_array_or_none(g->din[2]) };
-    bool ok = KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
-    kn_tensor_free(stats);
-    return ok;
+    return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
 static bool rows_backward(kn_op_grad *g, const kn_tensor *dh)
@@ -324,20 +292,12 @@ static bool rows_backward(kn_op_grad *g, const kn_tensor *dh)
                                         .rstd = kn_array_of(g->out[2]) }));
 }
 
-/* h as forward had it, for a moment. */
+/* h as forward had it. */
 static kn_tensor *h_again(const kn_op_grad *g)
 {
-    const kn_tensor *x = g->in[0];
-    kn_tensor *h = temporary(x->dtype, x, x->ndim, x->shape);
-    kn_tensor *mean = temporary(g->out[1]->dtype, x, 1, g->out[1]->shape);
-    kn_tensor *rstd = temporary(g->out[1]->dtype, x, 1, g->out[1]->shape);
-    const bool ok = h && mean && rstd && normalise(h, x, mean, rstd, g->attr);
-    kn_tensor_free(mean);
-    kn_tensor_free(rstd);
-    if (ok)
-        return h;
-    kn_tensor_free(h);
-    return NULL;
+    kn_tensor *h = kn_empty_like(g->in[0]), *mean = kn_empty_like(g->out[1]),
+              *rstd = kn_empty_like(g->out[1]);
+    return h && mean && rstd && normalise(h, g->in[0], mean, rstd, g->attr) ? h : NULL;
 }
 
 static bool group_backward(kn_op_grad *g)
@@ -347,18 +307,13 @@ static bool group_backward(kn_op_grad *g)
         return !g->dout[0]; /* the statistics have no gradient of their own */
     const kn_tensor *x = g->in[0];
     for (int i = 0; i < 3; i++)
-        if (g->want[i] && !(g->din[i] = kn_grad_out(g, i)))
+        if (g->want[i] && !kn_grad_out(g, i))
             return false;
     const bool through = g->want[0] && g->in[1]; /* dh isn't dy */
     kn_tensor *h = g->want[1] ? h_again(g) : NULL;
-    kn_tensor *dh = through ? temporary(x->dtype, x, x->ndim, x->shape) : NULL;
-    bool ok = (h || !g->want[1]) && (dh || !through);
-    if (ok && (dh || g->want[1] || g->want[2]))
-        ok = affine_backward(g, dy, h, dh);
-    ok = ok && (!g->want[0] || rows_backward(g, dh ? dh : dy));
-    kn_tensor_free(h);
-    kn_tensor_free(dh);
-    return ok;
+    kn_tensor *dh = through ? kn_empty_like(x) : NULL;
+    return kn_ok() && (!(dh || g->want[1] || g->want[2]) || affine_backward(g, dy, h, dh)) &&
+           (!g->want[0] || rows_backward(g, dh ? dh : dy));
 }
 
 static bool group_composed(kn_op_grad *g, kn_tensor **y)
@@ -375,32 +330,25 @@ static bool group_composed(kn_op_grad *g, kn_tensor **y)
     return y[0] != NULL;
 }
 
-KN_OP(kn_op_group_norm, .name = "group_norm", .attr_size = sizeof(group_attr), .save_in = 3,
-      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward,
-      .on_tape = kn_composed_on_tape, .composed = group_composed);
-KN_OP(kn_op_instance_norm, .name = "instance_norm", .attr_size = sizeof(group_attr), .save_in = 3,
-      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward,
-      .on_tape = kn_composed_on_tape, .composed = group_composed);
+KN_OP(kn_op_group_norm, .name = "group_norm", .makes = true, .attr_size = sizeof(group_attr),
+      .save_in = 3, .save_out = 6, .shape = group_shape, .forward = group_forward,
+      .backward = group_backward, .on_tape = kn_composed_on_tape, .composed = group_composed);
+KN_OP(kn_op_instance_norm, .name = "instance_norm", .makes = true, .attr_size = sizeof(group_attr),
+      .save_in = 3, .save_out = 6, .shape = group_shape, .forward = group_forward,
+      .backward = group_backward, .on_tape = kn_composed_on_tape, .composed = group_composed);
 
 static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_tensor *w,
                               kn_tensor *b, double eps)
 {
     kn_tensor *out[3];
-    a.eps = kn_value_or(eps, 1e-5);
-    if (!(a.eps >= 0 && isfinite(a.eps)))
-        return kn_fail_null("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name,
-                            eps);
-    if (!kn_ok() || !kn_check(x, op->name) || (w && !kn_check(w, op->name)) ||
-        (b && !kn_check(b, op->name)))
+    if (!kn_eps_of(op->name, eps, &a.eps) || !kn_ok() || !kn_check(x, op->name) ||
+        (w && !kn_check(w, op->name)) || (b && !kn_check(b, op->name)))
         return NULL;
     const int least = a.instance ? 3 : 2;
     if (x->ndim < least || !kn_dtype_is_float(x->dtype)) {
-        kn_operands operands;
-        kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, w, b });
-        kn_fail("%s: needs a float x[N,C,...] of at least %d dims, got %s", op->name, least,
-                KN_SHOWN(x));
-        kn_operands_end(&operands);
-        return NULL;
+        KN_OPERANDS(x, w, b);
+        return kn_fail_null("%s: needs a float x[N,C,...] of at least %d dims, got %s", op->name,
+                            least, KN_SHOWN(x));
     }
     if (a.instance)
         a.groups = x->shape[1] ? x->shape[1] : 1;
@@ -439,17 +387,13 @@ static bool move_running(kn_tensor *x, const kn_instance_norm_options *o, double
 
 static bool running_fit(const kn_tensor *x, const kn_instance_norm_options *o, double momentum)
 {
-    const kn_tensor *running[2] = { o->running_mean, o->running_var };
-    for (int i = 0; i < 2; i++) {
-        const kn_tensor *r = running[i];
-        if (r && !kn_check(r, "instance_norm"))
-            return false;
-        if (r && x->ndim > 1 &&
-            !(kn_has_shape(r, 1, &x->shape[1]) && (r->dtype == x->dtype || r->dtype == KN_F32)))
-            return kn_fail("instance_norm: x is %s, .running_%s is %s; it should be [%lld] in x's "
-                           "dtype or f32",
-                           KN_SHOWN(x), i ? "var" : "mean", KN_SHOWN(r), (long long)x->shape[1]);
-    }
+    const char *op = "instance_norm";
+    const kn_tensor *mean = o->running_mean, *var = o->running_var;
+    if ((mean && !kn_check(mean, op)) || (var && !kn_check(var, op)))
+        return false;
+    if (x->ndim > 1 && (!kn_vector_fits(op, ".running_mean", mean, x->shape[1], x) ||
+                        !kn_vector_fits(op, ".running_var", var, x->shape[1], x)))
+        return false;
     return (momentum >= 0 && momentum <= 1) ||
            kn_fail("instance_norm: .momentum is %g, should lie in [0, 1] (KN_ZERO for 0)",
                    o->momentum);

@@ -8,11 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef enum way { GATHER, SCATTER, SUM, MEAN, SPREAD, TO_ROOT, TO_ALL } way;
+typedef enum way { GATHER, SCATTER, SUM, MEAN, SPREAD, TO_ALL, TO_ROOT } way;
 
 typedef struct collective {
+    way way;
     kn_comm *comm;
     int dim, root;
+    bool wants; /* a gradient comes back */
 } collective;
 
 typedef struct trip {
@@ -66,7 +68,7 @@ static bool gather(const trip *t)
            kn_all_gather(t->of->comm, bytes_of(apart), bytes_of(t->x), kn_numel(t->x), t->x->dtype,
                          t->s, t->label) &&
            (apart == t->y ||
-            kn_copied(t->y, blocks_of(t->y, dim, n, false), blocks_of(apart, dim, n, true)));
+            kn_array_copy(t->y, blocks_of(t->y, dim, n, false), blocks_of(apart, dim, n, true)));
 }
 
 static bool scatter(const trip *t)
@@ -75,7 +77,7 @@ static bool scatter(const trip *t)
     kn_tensor *apart = in_order(t->x, dim) ? t->x : room(t->x->dtype, t->x);
     return apart &&
            (apart == t->x ||
-            kn_copied(t->x, blocks_of(apart, dim, n, true), blocks_of(t->x, dim, n, false))) &&
+            kn_array_copy(t->x, blocks_of(apart, dim, n, true), blocks_of(t->x, dim, n, false))) &&
            kn_reduce_scatter(t->of->comm, bytes_of(t->y), NULL, bytes_of(apart), kn_numel(t->y),
                              t->y->dtype, t->x->dtype, t->s, t->label);
 }
@@ -86,7 +88,7 @@ static bool sum(const trip *t)
 {
     const int64_t count = kn_numel(t->x);
     if (t->x->dtype == KN_I64)
-        return kn_copied(t->y, kn_array_of(t->y), kn_array_of(t->x)) &&
+        return kn_array_copy(t->y, kn_array_of(t->y), kn_array_of(t->x)) &&
                kn_all_reduce_i64(t->of->comm, bytes_of(t->y), count, t->s, t->label);
     return kn_all_reduce(t->of->comm, bytes_of(t->y), NULL, bytes_of(t->x), count, t->y->dtype,
                          t->x->dtype, t->s, t->label);
@@ -102,21 +104,21 @@ static bool mean(const trip *t)
     const kn_array all = kn_array_of(wide.y);
     const double factor = 1.0 / kn_comm_size(t->of->comm);
     return KN_RUN(t->y, KN_K_UNARY, ((kn_unary_args){ all, all, KN_AFFINE, factor, 0 })) &&
-           (wide.y == t->y || kn_copied(t->y, kn_array_of(t->y), all));
+           (wide.y == t->y || kn_array_copy(t->y, kn_array_of(t->y), all));
 }
 
 static bool spread(const trip *t)
 {
     const int64_t bytes = kn_numel(t->y) * (int64_t)kn_dtype_size(t->y->dtype);
     return (kn_rank(t->of->comm) != t->of->root ||
-            kn_copied(t->y, kn_array_of(t->y), kn_array_of(t->x))) &&
+            kn_array_copy(t->y, kn_array_of(t->y), kn_array_of(t->x))) &&
            kn_broadcast(t->of->comm, bytes_of(t->y), bytes, t->of->root, t->s, t->label);
 }
 
 static bool to_root(const trip *t)
 {
     return sum(t) &&
-           (kn_rank(t->of->comm) == t->of->root || kn_filled(t->y, kn_array_of(t->y), 0, 0));
+           (kn_rank(t->of->comm) == t->of->root || kn_array_fill(t->y, kn_array_of(t->y), 0, 0));
 }
 
 static bool to_all(const trip *t)
@@ -130,118 +132,80 @@ static bool to_all(const trip *t)
 static const struct {
     bool (*run)(const trip *t);
     way back;
-} ways[] = { [GATHER] = { gather, SCATTER }, [SCATTER] = { scatter, GATHER },
-             [SUM] = { sum, SUM },           [MEAN] = { mean, MEAN },
-             [SPREAD] = { spread, TO_ROOT }, [TO_ROOT] = { to_root, SPREAD },
-             [TO_ALL] = { to_all, TO_ALL } };
+    bool adds, parts; /* numbers are added, so they are floats (a sum's i64, too); x has n parts */
+} ways[] = {
+    [GATHER] = { gather, SCATTER },
+    [SCATTER] = { scatter, GATHER, true, true },
+    [SUM] = { sum, SUM, true },
+    [MEAN] = { mean, MEAN, true },
+    [SPREAD] = { spread, TO_ROOT },
+    [TO_ROOT] = { to_root, SPREAD },
+    [TO_ALL] = { to_all, TO_ALL, .parts = true },
+};
 
-static bool adds(const kn_op_call *c, bool whole)
-{
-    const kn_dtype t = c->in[0]->dtype;
-    return kn_dtype_is_float(t) || (whole && t == KN_I64) ||
-           kn_fail("%s: adds floats%s, got %s; kn_cast it", c->op->name, whole ? " and i64" : "",
-                   KN_SHOWN(c->in[0]));
-}
-
-static bool same_shape(kn_op_call *c)
-{
-    c->spec[0] = kn_spec_like(c->in[0]);
-    return true;
-}
-
-static bool sum_shape(kn_op_call *c)
-{
-    return adds(c, true) && same_shape(c);
-}
-
-static bool mean_shape(kn_op_call *c)
-{
-    return adds(c, false) && same_shape(c);
-}
-
-static bool gather_shape(kn_op_call *c)
+static bool shape(kn_op_call *c)
 {
     const collective *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    const int n = kn_comm_size(a->comm);
+    const bool whole = a->way == SUM;
+    if (ways[a->way].adds && !kn_dtype_is_float(x->dtype) && !(whole && x->dtype == KN_I64))
+        return kn_fail("%s: adds floats%s, got %s; kn_cast it", c->op->name,
+                       whole ? " and i64" : "", KN_SHOWN(x));
+    if (ways[a->way].parts && x->shape[a->dim] % n)
+        return kn_fail("%s: dim %d of %s doesn't divide by the %d ranks", c->op->name, a->dim,
+                       KN_SHOWN(x), n);
+    c->spec[0] = kn_spec_like(x);
     int64_t *size = &c->spec[0].shape[a->dim];
-    return same_shape(c) && (!__builtin_mul_overflow(*size, (int64_t)kn_comm_size(a->comm), size) ||
-                             kn_fail("%s: %d ranks with %s are more than memory can hold",
-                                     c->op->name, kn_comm_size(a->comm), KN_SHOWN(c->in[0])));
+    *size /= a->way == SCATTER ? n : 1;
+    return a->way != GATHER || !__builtin_mul_overflow(*size, (int64_t)n, size) ||
+           kn_fail("%s: %d ranks with %s are more than memory can hold", c->op->name, n,
+                   KN_SHOWN(x));
 }
 
-static bool in_parts(kn_op_call *c)
-{
-    const collective *a = c->attr;
-    return c->in[0]->shape[a->dim] % kn_comm_size(a->comm) == 0 ||
-           kn_fail("%s: dim %d of %s doesn't divide by the %d ranks", c->op->name, a->dim,
-                   KN_SHOWN(c->in[0]), kn_comm_size(a->comm));
-}
-
-static bool scatter_shape(kn_op_call *c)
-{
-    const collective *a = c->attr;
-    if (!adds(c, false) || !in_parts(c) || !same_shape(c))
-        return false;
-    c->spec[0].shape[a->dim] /= kn_comm_size(a->comm);
-    return true;
-}
-
-static bool to_all_shape(kn_op_call *c)
-{
-    return in_parts(c) && same_shape(c);
-}
-
-/* Operations inside record nothing, and what they make goes at once. The label makes ranks with
- * other shapes out of step; where a device looks at it later, it is a text that stays. */
+/* The label makes ranks with other shapes out of step; where a device looks at it later, it is a
+ * text that stays. */
 static bool run(const collective *a, way w, const char *name, const char *how, kn_tensor *x,
                 kn_tensor *y)
 {
     char text[192];
     const kn_device d = kn_device_of(x);
-    const bool mode = kn_set_grad_mode(false);
-    const kn_scope scope = kn_scope_begin();
     snprintf(text, sizeof text, "%s of %s, dim %d, %s", name, KN_SHOWN(x), a->dim, how);
     const trip t = { a, kn_contiguous(x), y, kn_compute_stream(d),
                      d == KN_CPU || d == KN_META ? text : how };
-    const bool ok = t.x && t.s && kn_collective_begins() && ways[w].run(&t) && kn_ok();
-    kn_scope_end(scope);
-    kn_set_grad_mode(mode);
-    return ok;
+    return t.x && t.s && kn_collective_begins() && ways[w].run(&t) && kn_ok();
 }
 
-static bool forward(kn_op_call *c, way w)
+static bool forward(kn_op_call *c)
 {
-    const bool wants = kn_requires_grad(c->in[0]) && kn_grad_mode();
-    return run(c->attr, w, c->op->name, wants ? "with a gradient" : "without a gradient", c->in[0],
-               c->out[0]);
+    const collective *a = c->attr;
+    return run(a, a->way, c->op->name, a->wants ? "with a gradient" : "without a gradient",
+               c->in[0], c->out[0]);
 }
 
-static bool backward(kn_op_grad *g, way w)
+static bool backward(kn_op_grad *g)
 {
+    const collective *a = g->attr;
     const kn_spec *s = &g->in_spec[0];
     g->din[0] =
         kn_empty(s->dtype, s->device ? s->device : kn_device_of(g->dout[0]), s->ndim, s->shape);
     return g->din[0] &&
-           run(g->attr, ways[w].back, g->node->op->name, "in backward", g->dout[0], g->din[0]);
+           run(a, ways[a->way].back, g->node->op->name, "in backward", g->dout[0], g->din[0]);
 }
 
-#define COLLECTIVE(id, text, way, rule)                                                            \
-    static bool id##_forward(kn_op_call *c)                                                        \
-    {                                                                                              \
-        return forward(c, way);                                                                    \
-    }                                                                                              \
-    static bool id##_backward(kn_op_grad *g)                                                       \
-    {                                                                                              \
-        return backward(g, way);                                                                   \
-    }                                                                                              \
-    KN_OP(id, .name = (text), .attr_size = sizeof(collective), .collective = true,                 \
-          .shape = (rule), .forward = id##_forward, .backward = id##_backward,                     \
-          .on_tape = kn_linear_on_tape)
-COLLECTIVE(kn_op_all_gather, "all_gather_tensor", GATHER, gather_shape);
-COLLECTIVE(kn_op_reduce_scatter, "reduce_scatter_tensor", SCATTER, scatter_shape);
-COLLECTIVE(kn_op_all_reduce, "all_reduce_tensor", SUM, sum_shape);
-COLLECTIVE(kn_op_mean, "mean_tensor", MEAN, mean_shape);
-COLLECTIVE(kn_op_broadcast, "broadcast_tensor", SPREAD, same_shape);
-COLLECTIVE(kn_op_all_to_all, "all_to_all_tensor", TO_ALL, to_all_shape);
+#define COLLECTIVE(way, text)                                                                      \
+    [way] = { .name = (text),                                                                      \
+              .attr_size = sizeof(collective),                                                     \
+              .collective = true,                                                                  \
+              .makes = true,                                                                       \
+              .shape = shape,                                                                      \
+              .forward = forward,                                                                  \
+              .backward = backward,                                                                \
+              .on_tape = kn_linear_on_tape }
+KN_OPS(collectives, COLLECTIVE(GATHER, "all_gather_tensor"),
+       COLLECTIVE(SCATTER, "reduce_scatter_tensor"), COLLECTIVE(SUM, "all_reduce_tensor"),
+       COLLECTIVE(MEAN, "mean_tensor"), COLLECTIVE(SPREAD, "broadcast_tensor"),
+       COLLECTIVE(TO_ALL, "all_to_all_tensor"));
 
 /* The ranks of NULL. */
 static bool ranks_of(kn_comm **c, const char *what)
@@ -252,47 +216,47 @@ static bool ranks_of(kn_comm **c, const char *what)
     return *c && kn_comm_usable(*c, what);
 }
 
-static kn_tensor *apply(const kn_op *op, kn_comm *c, kn_tensor *x, int dim, int root)
+static kn_tensor *apply(way w, kn_comm *c, kn_tensor *x, int dim, int root)
 {
-    const collective a = { c, dim, root };
-    return kn_apply1(op, 1, &x, 0, &a);
+    const collective a = { w, c, dim, root, kn_requires_grad(x) && kn_grad_mode() };
+    return kn_apply1(&collectives[w], 1, &x, 0, &a);
 }
 
-static kn_tensor *along(const kn_op *op, kn_comm *c, kn_tensor *x, int dim)
+static kn_tensor *along(way w, kn_comm *c, kn_tensor *x, int dim)
 {
-    if (!ranks_of(&c, op->name) || !kn_check(x, op->name) || (dim = kn_dim(op->name, x, dim)) < 0)
-        return NULL;
-    return apply(op, c, x, dim, 0);
+    const char *op = collectives[w].name;
+    return ranks_of(&c, op) && (dim = kn_dim(op, x, dim)) >= 0 ? apply(w, c, x, dim, 0) : NULL;
 }
 
 kn_tensor *kn_all_gather_tensor(kn_comm *c, kn_tensor *x, int dim)
 {
-    return along(&kn_op_all_gather, c, x, dim);
+    return along(GATHER, c, x, dim);
 }
 
 kn_tensor *kn_reduce_scatter_tensor(kn_comm *c, kn_tensor *x, int dim)
 {
-    return along(&kn_op_reduce_scatter, c, x, dim);
+    return along(SCATTER, c, x, dim);
 }
 
 kn_tensor *kn_all_reduce_tensor(kn_comm *c, kn_tensor *x)
 {
-    return ranks_of(&c, kn_op_all_reduce.name) ? apply(&kn_op_all_reduce, c, x, 0, 0) : NULL;
+    return ranks_of(&c, collectives[SUM].name) ? apply(SUM, c, x, 0, 0) : NULL;
 }
 
 kn_tensor *kn_mean_tensor(kn_comm *c, kn_tensor *x)
 {
-    return ranks_of(&c, kn_op_mean.name) ? apply(&kn_op_mean, c, x, 0, 0) : NULL;
+    return ranks_of(&c, collectives[MEAN].name) ? apply(MEAN, c, x, 0, 0) : NULL;
 }
 
 kn_tensor *kn_broadcast_tensor(kn_comm *c, kn_tensor *x, int root)
 {
-    if (!ranks_of(&c, kn_op_broadcast.name))
+    const char *op = collectives[SPREAD].name;
+    if (!ranks_of(&c, op))
         return NULL;
     if (root < 0 || root >= kn_comm_size(c))
-        return kn_fail_null("%s: root is %d, must be a rank from 0 to %d", kn_op_broadcast.name,
-                            root, kn_comm_size(c) - 1);
-    return apply(&kn_op_broadcast, c, x, 0, root);
+        return kn_fail_null("%s: root is %d, must be a rank from 0 to %d", op, root,
+                            kn_comm_size(c) - 1);
+    return apply(SPREAD, c, x, 0, root);
 }
 
 /* ---- any number of rows for each rank -------------------------------------------------------- */
@@ -354,10 +318,10 @@ static kn_tensor *exchange_rows(kn_comm *c, kn_tensor *x, const int64_t *rows, i
     for (int r = 0; r < n; r++)
         from[r] = numbers[r * n + me];
     if (most < 0 || alike)
-        return most < 0 ? NULL : apply(&kn_op_all_to_all, c, x, 0, 0);
+        return most < 0 ? NULL : apply(TO_ALL, c, x, 0, 0);
     int64_t *at = kn_host_alloc((size_t)(n * most) * sizeof *at);
     kn_tensor *y = at ? pack(x, rows, n, most, at) : NULL;
-    y = y ? apply(&kn_op_all_to_all, c, y, 0, 0) : NULL;
+    y = y ? apply(TO_ALL, c, y, 0, 0) : NULL;
     y = y ? unpack(y, from, n, most, at) : NULL;
     kn_host_free(at);
     return y;
@@ -381,14 +345,14 @@ static bool check_rows(const char *op, const kn_tensor *x, const int64_t *rows, 
 
 kn_tensor *kn_all_to_all_tensor(kn_comm *c, kn_tensor *x, const int64_t *rows, int64_t *received)
 {
-    const char *op = kn_op_all_to_all.name;
+    const char *op = collectives[TO_ALL].name;
     if (!ranks_of(&c, op) || !kn_check(x, op) || !check_rows(op, x, rows, kn_comm_size(c)))
         return NULL;
     const int n = kn_comm_size(c);
     for (int r = 0; r < n && received && !rows; r++)
         received[r] = x->shape[0] / n;
     if (!rows)
-        return apply(&kn_op_all_to_all, c, x, 0, 0);
+        return apply(TO_ALL, c, x, 0, 0);
     int64_t *numbers = kn_host_alloc((size_t)(n * n + n) * sizeof *numbers);
     kn_scope scope = kn_scope_begin();
     kn_tensor *y = numbers ? exchange_rows(c, x, rows, numbers, numbers + n * n) : NULL;

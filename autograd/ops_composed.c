@@ -14,20 +14,13 @@ kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w)
             "prelu: needs a float x[N,C,...] and w[C], w[1] or w[] of its dtype; got x "
             "%s, w %s",
             KN_SHOWN(x), KN_SHOWN(w));
-    int64_t shape[KN_MAX_DIMS];
-    for (int d = 0; d < x->ndim; d++)
-        shape[d] = d == 1 ? n : 1;
-    kn_tensor *slope = kn_view(w, x->ndim, shape);
-    return kn_where(kn_gt(x, kn_number_like(x, 0)), x, kn_mul(slope, x));
+    return kn_where(kn_gt(x, kn_number_like(x, 0)), x, kn_mul(kn_along(w, x->ndim, 1), x));
 }
 
 kn_tensor *kn_nan_to_num_(kn_tensor *x, kn_nan_to_num_options o)
 {
-    if (!kn_ok() || !kn_check(x, "nan_to_num"))
+    if (!kn_takes("nan_to_num", x, true))
         return NULL;
-    if (!kn_dtype_is_float(x->dtype))
-        return kn_fail_null("nan_to_num: needs a float tensor, got %s; integers are all finite",
-                            kn_dtype_name(x->dtype));
     const double most = x->dtype == KN_F64    ? DBL_MAX
                         : x->dtype == KN_F32  ? FLT_MAX
                         : x->dtype == KN_BF16 ? 0x1.fep127
@@ -54,13 +47,8 @@ bool kn_meshgrid(kn_tensor *const *x, int n, bool xy, kn_tensor **out)
                     x[n - 1] ? KN_SHOWN(x[n - 1]) : "none", KN_SHOWN(x[i]));
     for (int i = 0; kn_ok() && i < n; i++)
         shape[xy && i < 2 ? 1 - i : i] = kn_numel(x[i]);
-    for (int i = 0; kn_ok() && i < n; i++) {
-        int64_t one[KN_MAX_DIMS];
-        const int dim = xy && i < 2 ? 1 - i : i;
-        for (int d = 0; d < n; d++)
-            one[d] = d == dim ? shape[d] : 1;
-        out[i] = kn_expand(kn_reshape(x[i], n, one), n, shape);
-    }
+    for (int i = 0; kn_ok() && i < n; i++)
+        out[i] = kn_expand(kn_along(x[i], n, xy && i < 2 ? 1 - i : i), n, shape);
     return kn_ok();
 }
 
@@ -110,7 +98,7 @@ kn_tensor *kn_channel_shuffle(kn_tensor *x, int64_t groups)
 static kn_values far_forward(kn_function_run *run, kn_values in)
 {
     const int64_t last = -1;
-    kn_tensor *a = kn_loss_wide(in.v[0]), *b = kn_loss_wide(in.v[1]);
+    kn_tensor *a = kn_wide(in.v[0]), *b = kn_wide(in.v[1]);
     kn_tensor *aa = kn_sum(kn_square(a), 1, &last, true),
               *bb = kn_sum(kn_square(b), 1, &last, true);
     kn_tensor *ab = kn_scale(kn_matmul(a, kn_transpose(b, -1, -2)), -2);
@@ -124,8 +112,8 @@ static kn_values far_forward(kn_function_run *run, kn_values in)
 static kn_values far_backward(kn_function_run *run, kn_values dout)
 {
     kn_tensor *y = run->saved.v[2], *zero = kn_number_like(y, 0), *dx[2];
-    kn_tensor *in[2] = { kn_loss_wide(run->saved.v[0]), kn_loss_wide(run->saved.v[1]) };
-    kn_tensor *g = kn_where(kn_eq(y, zero), zero, kn_div(kn_loss_wide(dout.v[0]), y));
+    kn_tensor *in[2] = { kn_wide(run->saved.v[0]), kn_wide(run->saved.v[1]) };
+    kn_tensor *g = kn_where(kn_eq(y, zero), zero, kn_div(kn_wide(dout.v[0]), y));
     for (int i = 0; i < 2; i++) {
         const int64_t last = -1;
         kn_tensor *own = kn_mul(in[i], kn_sum(g, 1, &last, true));

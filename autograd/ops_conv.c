@@ -45,10 +45,7 @@ static bool check_channels(const kn_op_call *c, int64_t *out)
     if (a->transposed && __builtin_mul_overflow(w->shape[1], a->groups, out))
         return kn_fail("%s: %lld groups of weight %s make too many channels", c->op->name,
                        (long long)a->groups, KN_SHOWN(w));
-    return !b ||
-           (b->ndim == 1 && b->shape[0] == *out && (b->dtype == x->dtype || b->dtype == KN_F32)) ||
-           kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", c->op->name, KN_SHOWN(b),
-                   (long long)*out);
+    return kn_vector_fits(c->op->name, "bias", b, *out, x);
 }
 
 /* The number of positions along dim d, of H of x under R of weight. */
@@ -175,27 +172,18 @@ static bool make_weight(kn_tensor *dw, const kn_tensor *dy, const kn_tensor *x,
 }
 
 /* y += bias, which is rounded to y's dtype. */
-static bool add_bias(kn_tensor *y, const kn_tensor *bias)
+static bool add_bias(kn_tensor *y, kn_tensor *bias)
 {
+    bias = kn_cast(bias, y->dtype);
+    if (!bias)
+        return false;
     kn_array to = image_of(y), b = kn_array_of(bias);
-    kn_tensor *same = NULL;
-    if (bias->dtype != y->dtype) {
-        same = kn_tensor_new(y->dtype, kn_device_of(y), NULL, KN_MEM_ACTIVATION, 1, bias->shape,
-                             NULL, false);
-        if (!same || !KN_RUN(same, KN_K_COPY, ((kn_copy_args){ kn_array_of(same), b }))) {
-            kn_tensor_free(same);
-            return false;
-        }
-        b = kn_array_of(same);
-    }
     const int64_t step = b.stride[0];
     b.ndim = 4;
     memcpy(b.shape, to.shape, sizeof b.shape);
     memset(b.stride, 0, sizeof b.stride);
     b.stride[1] = step;
-    bool ok = KN_RUN(y, KN_K_BINARY, ((kn_binary_args){ to, to, b, KN_ADD }));
-    kn_tensor_free(same);
-    return ok;
+    return KN_RUN(y, KN_K_BINARY, ((kn_binary_args){ to, to, b, KN_ADD }));
 }
 
 static bool conv_forward(kn_op_call *c)
@@ -213,36 +201,22 @@ static kn_tensor *dense(kn_tensor *t)
     return t->ndim == 4 && kn_is_channels_last(t) ? t : kn_contiguous(t);
 }
 
-static bool bias_backward(kn_op_grad *g, const kn_tensor *dy)
-{
-    kn_tensor *db = kn_grad_out(g, 2);
-    if (!db)
-        return false;
-    kn_array d =
-        kn_array_make(kn_array_of(db).data, db->dtype, 4, (int64_t[]){ 1, db->shape[0], 1, 1 });
-    g->din[2] = db;
-    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ d, image_of(dy), KN_SUM }));
-}
-
 static bool conv_backward(kn_op_grad *g)
 {
     const kn_conv_attr *a = g->attr;
     kn_tensor *dy = dense(g->dout[0]);
     if (!dy)
         return false;
-    if (g->want[0]) {
-        g->din[0] = kn_grad_as(g, 0, g->in[0]);
-        if (!g->din[0] || !(a->transposed ? make_positions(g->din[0], dy, g->in[1], NULL, a)
-                                          : make_image(g->din[0], dy, g->in[1], a)))
-            return false;
-    }
-    if (g->want[1]) {
-        g->din[1] = kn_grad_out(g, 1);
-        if (!g->din[1] || !(a->transposed ? make_weight(g->din[1], g->in[0], dy, a)
-                                          : make_weight(g->din[1], dy, g->in[0], a)))
-            return false;
-    }
-    return !g->want[2] || bias_backward(g, dy);
+    kn_tensor *x = g->in[0], *w = g->in[1];
+    kn_tensor *dx = g->want[0] ? kn_grad_as(g, 0, x) : NULL;
+    if (g->want[0] &&
+        !(dx && (a->transposed ? make_positions(dx, dy, w, NULL, a) : make_image(dx, dy, w, a))))
+        return false;
+    kn_tensor *dw = g->want[1] ? kn_grad_out(g, 1) : NULL;
+    if (g->want[1] &&
+        !(dw && (a->transposed ? make_weight(dw, x, dy, a) : make_weight(dw, dy, x, a))))
+        return false;
+    return !g->want[2] || kn_grad_bias(g, 2, image_of(dy));
 }
 
 /* ---- the operations -------------------------------------------------------------------------- */
@@ -250,41 +224,46 @@ static bool conv_backward(kn_op_grad *g)
 /* One operation for each; messages have its name. */
 #define CONV_OP(kind)                                                                              \
     {                                                                                              \
-        .name = kind, .attr_size = sizeof(kn_conv_attr), .save_in = 3, .shape = conv_shape,        \
-        .forward = conv_forward, .backward = conv_backward, .on_tape = kn_bilinear_on_tape         \
+        .name = kind, .makes = true, .attr_size = sizeof(kn_conv_attr), .save_in = 3,              \
+        .shape = conv_shape, .forward = conv_forward, .backward = conv_backward,                   \
+        .on_tape = kn_bilinear_on_tape                                                             \
     }
 KN_OPS(conv_ops, CONV_OP("conv1d"), CONV_OP("conv2d"), CONV_OP("conv_transpose1d"),
        CONV_OP("conv_transpose2d"));
 
-void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise)
+void kn_by_dim(int64_t *out, int n, int64_t all, const int64_t *each, int64_t otherwise)
 {
-    const bool given = each[0] != 0 || each[1] != 0;
-    for (int d = 0; d < 2; d++)
-        out[d] = given ? each[d] : both != 0 ? both : otherwise;
+    bool given = false;
+    for (int d = 0; d < n; d++)
+        given |= each[d] != 0;
+    for (int d = 0; d < n; d++)
+        out[d] = given ? each[d] : all != 0 ? all : otherwise;
 }
 
 void kn_conv_numbers(int64_t out[2], int dims, int64_t both, const int64_t each[2],
                      int64_t otherwise)
 {
-    kn_by_dim(out, both, each, otherwise);
+    kn_by_dim(out, 2, both, each, otherwise);
     out[0] = dims == 1 ? otherwise : out[0];
 }
 
-/* The pad that keeps the size; where it isn't the same on both sides, zeros at the end of x. */
-static kn_tensor *padded(const char *op, kn_tensor *x, const kn_tensor *w, kn_conv_attr *a)
+kn_tensor *kn_pad_same(const char *op, kn_tensor *x, const kn_tensor *w, int n,
+                       const int64_t *stride, int64_t *pad, const int64_t *dilation)
 {
-    int64_t more[4] = { 0 };
-    for (int d = 2 - a->dims; d < 2; d++) {
-        if (a->stride[d] != 1 || a->pad[d] != 0)
+    int64_t more[2 * KN_MAX_DIMS] = { 0 };
+    bool some = false;
+    for (int d = 0; d < n; d++) {
+        if (stride[d] != 1 || pad[d] != 0)
             return kn_fail_null("%s: .same goes with stride 1, and without a pad; got %lld, %lld",
-                                op, (long long)a->stride[d], (long long)a->pad[d]);
-        const int64_t room = a->dilation[d] > 0 && a->dilation[d] < INT32_MAX
-                                 ? a->dilation[d] * (w->shape[w->ndim - 2 + d] - 1)
+                                op, (long long)stride[d], (long long)pad[d]);
+        const int64_t room = dilation[d] > 0 && dilation[d] < INT32_MAX
+                                 ? dilation[d] * (w->shape[w->ndim - n + d] - 1)
                                  : 0;
-        a->pad[d] = room / 2;
-        more[2 * (1 - d) + 1] = room % 2;
+        pad[d] = room / 2;
+        more[2 * (n - 1 - d) + 1] = room % 2;
+        some |= room % 2 != 0;
     }
-    return more[1] || more[3] ? kn_pad(x, KN_PAD_CONSTANT, 0, 2 * a->dims, more) : x;
+    return some ? kn_pad(x, KN_PAD_CONSTANT, 0, 2 * n, more) : x;
 }
 
 kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_conv_attr *a)
@@ -299,7 +278,8 @@ kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_con
     kn_conv_attr own = *a;
     own.shown = given;
     if (a->same && x && x->ndim == a->dims + 2 && kn_check(w, op->name) && w->ndim == x->ndim)
-        x = padded(op->name, x, w, &own);
+        x = kn_pad_same(op->name, x, w, a->dims, own.stride + 2 - a->dims, own.pad + 2 - a->dims,
+                        own.dilation + 2 - a->dims);
     x = x && x->ndim == a->dims + 2 ? dense(x) : x;
     kn_tensor *y = x ? kn_apply1(op, 3, (kn_tensor *[]){ x, w, bias }, 4, &own) : NULL;
     y = kn_of_batch(y, alone);

@@ -62,7 +62,7 @@ static bool ctc_forward(kn_op_call *c)
 
 static bool ctc_backward(kn_op_grad *g)
 {
-    kn_tensor *dx = g->din[LOG_PROBS] = kn_grad_out(g, LOG_PROBS);
+    kn_tensor *dx = kn_grad_out(g, LOG_PROBS);
     if (!dx)
         return false;
     kn_array d = kn_array_of(g->dout[LOSS]), to = kn_array_of(dx);
@@ -75,9 +75,9 @@ static bool ctc_backward(kn_op_grad *g)
                   ((kn_binary_args){ to, kn_array_of(g->out[GRAD]), rows, KN_MUL }));
 }
 
-KN_OP(kn_op_ctc_loss, .name = "ctc_loss", .attr_size = sizeof(ctc_attr), .save_out = 1 << GRAD,
-      .const_in = 1 << TARGETS | 1 << FRAMES | 1 << LABELS, .shape = ctc_shape,
-      .forward = ctc_forward, .backward = ctc_backward);
+KN_OP(kn_op_ctc_loss, .name = "ctc_loss", .makes = true, .attr_size = sizeof(ctc_attr),
+      .save_out = 1 << GRAD, .const_in = 1 << TARGETS | 1 << FRAMES | 1 << LABELS,
+      .shape = ctc_shape, .forward = ctc_forward, .backward = ctc_backward);
 
 kn_tensor *kn_ctc_loss_(kn_tensor *log_probs, kn_tensor *targets, kn_tensor *input_lengths,
                         kn_tensor *target_lengths, kn_ctc_loss_options o)
@@ -87,8 +87,6 @@ kn_tensor *kn_ctc_loss_(kn_tensor *log_probs, kn_tensor *targets, kn_tensor *inp
     for (int i = 0; i < 4; i++)
         if (!kn_ok() || !kn_check(in[i], op))
             return NULL;
-    if (!kn_loss_reduction_is_one(op, o.reduction, false))
-        return NULL;
     if (!kn_indices_are_whole(op, targets) || targets->ndim < 1 || targets->ndim > 2 ||
         (targets->ndim == 2 && log_probs->ndim == 3 && targets->shape[0] != log_probs->shape[1]))
         return kn_fail_null("%s: targets are %s; for log_probs %s they are whole numbers [N,S], or "
@@ -99,7 +97,7 @@ kn_tensor *kn_ctc_loss_(kn_tensor *log_probs, kn_tensor *targets, kn_tensor *inp
                          .zero_infinity = o.zero_infinity,
                          .want = kn_grad_mode() && log_probs->requires_grad };
     kn_scope s = kn_scope_begin();
-    in[LOG_PROBS] = kn_contiguous(kn_loss_wide(log_probs));
+    in[LOG_PROBS] = kn_contiguous(kn_wide(log_probs));
     in[TARGETS] = kn_contiguous(kn_cast(targets, KN_I64));
     in[FRAMES] = kn_contiguous(input_lengths);
     in[LABELS] = kn_contiguous(target_lengths);
@@ -107,7 +105,7 @@ kn_tensor *kn_ctc_loss_(kn_tensor *log_probs, kn_tensor *targets, kn_tensor *inp
     kn_tensor *loss = out[LOSS];
     if (loss && o.reduction != KN_REDUCTION_NONE && o.reduction != KN_REDUCTION_SUM)
         loss = kn_div(loss, kn_clamp(kn_cast(in[LABELS], loss->dtype), 1, INFINITY));
-    loss = loss ? kn_loss_reduced(loss, o.reduction) : NULL;
+    loss = kn_loss_reduced(op, loss, o.reduction);
     loss = kn_cast(loss, log_probs->dtype);
     kn_scope_end_except(s, &loss, 1);
     return kn_ok() ? loss : NULL;

@@ -192,8 +192,11 @@ static bool check_out(equation *e)
     return true;
 }
 
-static bool fits_tensors(equation *e, int n, kn_tensor *const *x)
+static bool read_equation(equation *e, int n, kn_tensor *const *x)
 {
+    if (!parse(e))
+        return false;
+    KN_OPERANDS_OF(n, x);
     if (e->operands != n)
         return kn_fail("einsum: '%.100s' has %d operands, %d tensors are given", e->text,
                        e->operands, n);
@@ -203,17 +206,6 @@ static bool fits_tensors(equation *e, int n, kn_tensor *const *x)
         if (!measure(e, i, x[i]))
             return false;
     return (e->has_out || default_out(e)) && check_out(e);
-}
-
-static bool read_equation(equation *e, int n, kn_tensor *const *x)
-{
-    if (!parse(e))
-        return false;
-    kn_operands operands;
-    kn_operands_begin(&operands, n, x);
-    const bool fits = fits_tensors(e, n, x);
-    kn_operands_end(&operands);
-    return fits;
 }
 
 /* ---- computing ------------------------------------------------------------------------------- */

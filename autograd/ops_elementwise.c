@@ -35,12 +35,8 @@ typedef struct unary_attr {
 static bool unary_shape(kn_op_call *c)
 {
     const unary_attr *a = c->attr;
-    if (!kind_takes(c, kn_unary_row(a->kind)) ||
-        (a->kind == KN_NEG && !has_numbers(c->op->name, c->in[0])))
-        return false;
-    c->spec[0] = kn_spec_like(c->in[0]);
-    c->spec[0].order = kn_order_of(c->in[0]);
-    return true;
+    return kind_takes(c, kn_unary_row(a->kind)) &&
+           (a->kind != KN_NEG || has_numbers(c->op->name, c->in[0])) && kn_shape_of_input(c);
 }
 
 static bool unary_forward(kn_op_call *c)
@@ -270,138 +266,114 @@ static bool binary_forward(kn_op_call *c)
                                      k->kind, k->p0 }));
 }
 
-/* Of fa a + fb b. */
-static bool sum_backward(kn_op_grad *g, double fa, double fb)
+/* The slopes: what dy brings each input where that is wanted, in the shape of the result.
+ *
+ * The larger (smaller) input gets the gradient; equal ones half each. */
+static void extremum_slopes(const kn_op_grad *g, bool max, kn_tensor **d)
 {
-    const double f[2] = { fa, fb };
-    for (int i = 0; i < 2; i++)
-        if (g->want[i])
-            g->din[i] =
-                kn_grad_unbroadcast(g, i, f[i] == 1 ? g->dout[0] : kn_scale(g->dout[0], f[i]));
-    return kn_ok();
-}
-
-static bool mul_backward(kn_op_grad *g)
-{
-    for (int i = 0; i < 2; i++)
-        if (g->want[i])
-            g->din[i] = kn_grad_unbroadcast(g, i, kn_mul(g->dout[0], g->in[1 - i]));
-    return kn_ok();
-}
-
-/* d(a/b) = da / b - (a/b) db / b */
-static bool div_backward(kn_op_grad *g)
-{
-    kn_tensor *q = kn_div(g->dout[0], g->in[1]);
-    if (g->want[0])
-        g->din[0] = kn_grad_unbroadcast(g, 0, q);
-    if (g->want[1])
-        g->din[1] = kn_grad_unbroadcast(g, 1, kn_scale(kn_mul(q, g->out[0]), -1));
-    return kn_ok();
-}
-
-/* The larger (smaller) input gets the gradient; equal ones half each. */
-static bool extremum_backward(kn_op_grad *g)
-{
-    const binary_attr *k = g->attr;
     kn_tensor *dy = g->dout[0], *zero = kn_number_like(dy, 0);
     for (int i = 0; i < 2; i++) {
         if (!g->want[i])
             continue;
         kn_tensor *x = g->in[i], *other = g->in[1 - i];
-        kn_tensor *won = k->kind == KN_MAXIMUM ? kn_gt(x, other) : kn_lt(x, other);
         kn_tensor *half = kn_where(kn_eq(x, other), kn_scale(dy, 0.5), zero);
-        g->din[i] = kn_grad_unbroadcast(g, i, kn_where(won, dy, half));
+        d[i] = kn_where(max ? kn_gt(x, other) : kn_lt(x, other), dy, half);
     }
-    return kn_ok();
 }
 
 /* d(angle) = (b da - a db) / (a^2 + b^2); of the origin, which has none, 0 */
-static bool atan2_backward(kn_op_grad *g)
+static void atan2_slopes(const kn_op_grad *g, kn_tensor **d)
 {
-    kn_tensor *a = g->in[0], *b = g->in[1];
-    kn_tensor *far = kn_add(kn_square(a), kn_square(b)), *zero = kn_number_like(a, 0);
-    kn_tensor *d = kn_div(g->dout[0], kn_where(kn_eq(far, zero), kn_number_like(a, INFINITY), far));
-    if (g->want[0])
-        g->din[0] = kn_grad_unbroadcast(g, 0, kn_mul(d, b));
-    if (g->want[1])
-        g->din[1] = kn_grad_unbroadcast(g, 1, kn_mul(d, kn_neg(a)));
-    return kn_ok();
-}
-
-/* Each gets its share of the sum. */
-static bool logaddexp_backward(kn_op_grad *g)
-{
-    kn_tensor *d = kn_sub(g->in[0], g->in[1]);
-    for (int i = 0; i < 2; i++)
-        if (g->want[i])
-            g->din[i] =
-                kn_grad_unbroadcast(g, i, kn_mul(g->dout[0], kn_sigmoid(i == 0 ? d : kn_neg(d))));
-    return kn_ok();
-}
-
-/* d(a - b q) = da - q db, q the whole quotient */
-static bool rest_backward(kn_op_grad *g, bool down)
-{
-    if (g->want[0])
-        g->din[0] = kn_grad_unbroadcast(g, 0, g->dout[0]);
-    if (g->want[1]) {
-        kn_tensor *q =
-            down ? kn_floor_divide(g->in[0], g->in[1]) : kn_trunc(kn_div(g->in[0], g->in[1]));
-        g->din[1] = kn_grad_unbroadcast(g, 1, kn_neg(kn_mul(g->dout[0], q)));
-    }
-    return kn_ok();
+    kn_tensor *a = g->in[0], *b = g->in[1], *zero = kn_number_like(a, 0);
+    kn_tensor *far = kn_add(kn_square(a), kn_square(b));
+    kn_tensor *t = kn_div(g->dout[0], kn_where(kn_eq(far, zero), kn_number_like(a, INFINITY), far));
+    d[0] = g->want[0] ? kn_mul(t, b) : NULL;
+    d[1] = g->want[1] ? kn_mul(t, kn_neg(a)) : NULL;
 }
 
 /* d(a^b) = b a^(b-1) da + a^b log(a) db; the first is 0 where b is, the second where a is 0 and b
  * isn't below. */
-static bool power_backward(kn_op_grad *g)
+static void power_slopes(const kn_op_grad *g, kn_tensor **d)
 {
     kn_tensor *dy = g->dout[0], *a = g->in[0], *b = g->in[1], *zero = kn_number_like(dy, 0);
     if (g->want[0]) {
         kn_tensor *da = kn_mul(kn_mul(dy, b), kn_pow_tensor(a, kn_add_scalar(b, -1)));
-        g->din[0] = kn_grad_unbroadcast(g, 0, kn_where(kn_eq(b, zero), zero, da));
+        d[0] = kn_where(kn_eq(b, zero), zero, da);
     }
     if (g->want[1]) {
         kn_tensor *none = kn_logical_and(kn_eq(a, zero), kn_ge(b, zero));
         kn_tensor *safe = kn_grad_mode() ? kn_where(none, kn_number_like(dy, 1), a) : a;
-        kn_tensor *db = kn_mul(kn_mul(dy, g->out[0]), kn_log(safe));
-        g->din[1] = kn_grad_unbroadcast(g, 1, kn_where(none, zero, db));
+        d[1] = kn_where(none, zero, kn_mul(kn_mul(dy, g->out[0]), kn_log(safe)));
     }
-    return kn_ok();
+}
+
+/* dy times the derivative by input i, where it takes no more than that. */
+static kn_tensor *slope(const kn_op_grad *g, const binary_attr *k, int i)
+{
+    kn_tensor *dy = g->dout[0], *a = g->in[0], *b = g->in[1];
+    const double lerp[] = { 1 - k->p0, k->p0 };
+    double f = 1;
+    switch (k->kind) {
+    case KN_ADD:
+        break;
+    case KN_MUL:
+        return kn_mul(dy, g->in[1 - i]);
+    case KN_REMAINDER: /* a - b q, q the whole quotient */
+        return i ? kn_neg(kn_mul(dy, kn_floor_divide(a, b))) : dy;
+    case KN_FMOD:
+        return i ? kn_neg(kn_mul(dy, kn_trunc(kn_div(a, b)))) : dy;
+    case KN_SUB:
+        f = i ? -1 : 1;
+        break;
+    case KN_ADD_SCALED:
+        f = i ? k->p0 : 1;
+        break;
+    case KN_LERP:
+        f = lerp[i];
+        break;
+    default:
+        return kn_fail_null("%s: has no derivative", kn_binary_row(k->kind)->name);
+    }
+    return f == 1 ? dy : kn_scale(dy, f);
+}
+
+static void slopes(const kn_op_grad *g, const binary_attr *k, kn_tensor **d)
+{
+    kn_tensor *far = NULL;
+    switch (k->kind) {
+    case KN_DIV: /* d(a/b) = da / b - (a/b) db / b */
+        d[0] = kn_div(g->dout[0], g->in[1]);
+        d[1] = g->want[1] ? kn_scale(kn_mul(d[0], g->out[0]), -1) : NULL;
+        break;
+    case KN_LOGADDEXP: /* each gets its share of the sum */
+        far = kn_sub(g->in[0], g->in[1]);
+        d[0] = g->want[0] ? kn_mul(g->dout[0], kn_sigmoid(far)) : NULL;
+        d[1] = g->want[1] ? kn_mul(g->dout[0], kn_sigmoid(kn_neg(far))) : NULL;
+        break;
+    case KN_MAXIMUM:
+    case KN_MINIMUM:
+        extremum_slopes(g, k->kind == KN_MAXIMUM, d);
+        break;
+    case KN_POWER:
+        power_slopes(g, d);
+        break;
+    case KN_ATAN2:
+        atan2_slopes(g, d);
+        break;
+    default:
+        for (int i = 0; i < 2; i++)
+            d[i] = g->want[i] ? slope(g, k, i) : NULL;
+    }
 }
 
 static bool binary_grad(kn_op_grad *g)
 {
-    const binary_attr *k = g->attr;
-    switch (k->kind) {
-    case KN_ADD:
-        return sum_backward(g, 1, 1);
-    case KN_SUB:
-        return sum_backward(g, 1, -1);
-    case KN_ADD_SCALED:
-        return sum_backward(g, 1, k->p0);
-    case KN_LERP:
-        return sum_backward(g, 1 - k->p0, k->p0);
-    case KN_MUL:
-        return mul_backward(g);
-    case KN_DIV:
-        return div_backward(g);
-    case KN_MAXIMUM:
-    case KN_MINIMUM:
-        return extremum_backward(g);
-    case KN_POWER:
-        return power_backward(g);
-    case KN_ATAN2:
-        return atan2_backward(g);
-    case KN_LOGADDEXP:
-        return logaddexp_backward(g);
-    case KN_REMAINDER:
-    case KN_FMOD:
-        return rest_backward(g, k->kind == KN_REMAINDER);
-    default:
-        return kn_fail("%s: has no derivative", kn_binary_row(k->kind)->name);
-    }
+    kn_tensor *d[2] = { NULL, NULL };
+    slopes(g, g->attr, d);
+    for (int i = 0; i < 2; i++)
+        if (g->want[i])
+            g->din[i] = kn_grad_unbroadcast(g, i, d[i]);
+    return kn_ok();
 }
 
 #define BINARY_OP(id, text, function, reads, ...)                                                  \

@@ -54,9 +54,7 @@ KN_OP(kn_op_gather, .name = "gather", .attr_size = sizeof(int), .save_in = 2, .c
 
 kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index)
 {
-    if (!kn_ok() || !kn_check(x, "gather"))
-        return NULL;
-    if (x->ndim == 0 && kn_is_number(index))
+    if (kn_is_number(x) && kn_is_number(index))
         return kn_number_of(kn_gather(kn_row_of(x), dim, kn_row_of(index)));
     int d = kn_dim("gather", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_gather, 2, (kn_tensor *[]){ x, index }, 0, &d);
@@ -126,11 +124,8 @@ static bool scatter_forward(kn_op_call *c)
  * there, in the same order, and finds its own again. */
 static kn_tensor *stayed(kn_tensor *index, const kn_tensor *y, int dim)
 {
-    int64_t line[KN_MAX_DIMS];
-    for (int d = 0; d < index->ndim; d++)
-        line[d] = d == dim ? index->shape[d] : 1;
-    kn_tensor *at = kn_view(kn_arange(KN_I64, kn_device_of(index), line[dim]), index->ndim, line);
-    kn_tensor *position = kn_expand(at, index->ndim, index->shape);
+    kn_tensor *at = kn_arange(KN_I64, kn_device_of(index), index->shape[dim]);
+    kn_tensor *position = kn_expand(kn_along(at, index->ndim, dim), index->ndim, index->shape);
     kn_tensor *last = kn_zeros(KN_I64, kn_device_of(index), y->ndim, y->shape);
     return position && last &&
                    scatter_run(last, kn_array_of(position), index, (scatter_attr){ dim, false })
@@ -226,39 +221,41 @@ kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
         return kn_fail_null(
             "one_hot: %lld classes for %s; at least 1 class and at most %d dims of the result",
             (long long)classes, KN_SHOWN(index), KN_MAX_DIMS);
-    int64_t shape[KN_MAX_DIMS], one[KN_MAX_DIMS];
-    for (int d = 0; d <= index->ndim; d++) {
-        one[d] = d < index->ndim ? index->shape[d] : 1;
-        shape[d] = d < index->ndim ? index->shape[d] : classes;
-    }
-    const int n = index->ndim + 1;
+    int64_t shape[KN_MAX_DIMS];
+    const int n = index->ndim;
     const kn_device device = kn_device_of(index);
+    memcpy(shape, index->shape, sizeof shape);
+    shape[n] = classes;
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_zeros(KN_I64, device, n, shape), *at = kn_reshape(index, n, one);
-    kn_tensor *ones = kn_expand(kn_ones(KN_I64, device, KN_SCALAR), n, one);
-    if (!y || !at || !ones ||
-        !KN_RUN(y, KN_K_SCATTER,
-                ((kn_scatter_args){ kn_array_of(y), kn_array_of(ones), kn_array_of(at), n - 1,
-                                    false, "one_hot" })))
-        y = NULL;
-    return kn_scope_result(s, y);
+    kn_tensor *y = kn_zeros(KN_I64, device, n + 1, shape), *at = kn_unsqueeze(index, -1);
+    kn_tensor *ones = at ? kn_ones(KN_I64, device, n + 1, at->shape) : NULL;
+    const bool ok = y && ones &&
+                    KN_RUN(y, KN_K_SCATTER,
+                           ((kn_scatter_args){ kn_array_of(y), kn_array_of(ones), kn_array_of(at),
+                                               n, false, "one_hot" }));
+    return kn_scope_result(s, ok ? y : NULL);
 }
 
 /* ---- index_add: y = x, then y[index[i], :] += src[i, :] for dim 0 ---------------------------- */
 
-static bool index_add_shape(kn_op_call *c)
+bool kn_slices_fit(const char *op, const kn_tensor *x, int dim, const kn_tensor *index,
+                   const kn_tensor *src)
 {
-    const int dim = *(const int *)c->attr;
-    const kn_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
     bool fits = index->ndim == 1 && src->ndim == x->ndim && src->dtype == x->dtype;
     for (int d = 0; fits && d < x->ndim; d++)
         fits = src->shape[d] == (d == dim ? index->shape[0] : x->shape[d]);
-    c->spec[0] = kn_spec_like(x);
-    return kn_indices_are_whole("index_add", index) &&
+    return kn_indices_are_whole(op, index) &&
            (fits ||
-            kn_fail("index_add: x is %s, the index %s, src %s; the index has one dim, src a "
-                    "slice of x's dtype along dim %d for each of its elements",
-                    KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim));
+            kn_fail("%s: x is %s, the index %s, src %s; the index has one dim, src a slice of x's "
+                    "dtype along dim %d for each of its elements",
+                    op, KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim));
+}
+
+static bool index_add_shape(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    c->spec[0] = kn_spec_like(c->in[0]);
+    return kn_slices_fit("index_add", c->in[0], dim, c->in[1], c->in[2]);
 }
 
 static bool index_add_forward(kn_op_call *c)
@@ -296,9 +293,7 @@ kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
         return NULL;
     if (x->ndim == 0)
         return kn_number_of(kn_index_add(kn_row_of(x), dim, kn_row_of(index), kn_row_of(src)));
-    kn_operands operands;
-    kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, index, src });
+    KN_OPERANDS(x, index, src);
     int d = kn_dim("index_add", x, dim);
-    kn_operands_end(&operands);
     return d < 0 ? NULL : kn_apply1(&kn_op_index_add, 3, (kn_tensor *[]){ x, index, src }, 0, &d);
 }

@@ -63,8 +63,8 @@ static bool embedding_on_tape(kn_op_grad *g)
                                  "isn't there; multiply by a mask instead");
 }
 
-KN_OP(kn_op_embedding, .name = "embedding", .attr_size = sizeof(int64_t), .save_in = 2,
-      .const_in = 2, .shape = embedding_shape, .forward = embedding_forward,
+KN_OP(kn_op_embedding, .name = "embedding", .makes = true, .attr_size = sizeof(int64_t),
+      .save_in = 2, .const_in = 2, .shape = embedding_shape, .forward = embedding_forward,
       .backward = embedding_backward, .on_tape = embedding_on_tape);
 
 /* *padding: the row that .padding_idx = given means, or -1. */
@@ -125,9 +125,7 @@ KN_OP(kn_op_index, .name = "index", .attr_size = sizeof(int), .save_in = 2, .con
 
 kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index)
 {
-    if (!kn_ok() || !kn_check(x, "index"))
-        return NULL;
-    if (x->ndim == 0)
+    if (kn_is_number(x))
         return kn_number_of(kn_index_select(kn_row_of(x), dim, kn_row_of(index)));
     index = kn_row_of(index);
     int d = kn_dim("index", x, dim);

@@ -14,42 +14,23 @@ typedef struct interpolate_attr {
 static bool interpolate_shape(kn_op_call *c)
 {
     const interpolate_attr *a = c->attr;
-    c->spec[0] = kn_spec_like(c->in[0]);
-    c->spec[0].order = kn_order_of(c->in[0]);
+    kn_shape_of_input(c);
     for (int d = 0; d < 2; d++)
         c->spec[0].shape[2 + d] = a->size[d];
     return true;
 }
 
-static bool interpolate_forward(kn_op_call *c)
+static bool interpolate(kn_tensor *to, kn_tensor *from, const void *attr, bool back)
 {
-    const interpolate_attr *a = c->attr;
-    return KN_RUN(c->out[0], KN_K_INTERPOLATE,
-                  ((kn_interpolate_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]), a->grid,
-                                          a->linear }));
-}
-
-static bool interpolate_backward(kn_op_grad *g)
-{
-    const interpolate_attr *a = g->attr;
-    const kn_tensor *dy = g->dout[0];
-    kn_tensor *dx = kn_tensor_new(dy->dtype, kn_device_of(dy), NULL, KN_MEM_ACTIVATION, 4,
-                                  g->in_spec[0].shape, kn_order_of(dy), true);
-    g->din[0] = dx;
-    return dx && KN_RUN(dx, KN_K_INTERPOLATE_GRAD,
-                        ((kn_interpolate_grad_args){ kn_array_of(dx), kn_array_of(dy), a->grid,
-                                                     a->linear }));
+    const interpolate_attr *a = attr;
+    const kn_array y = kn_array_of(to), x = kn_array_of(from);
+    return back ? KN_RUN(to, KN_K_INTERPOLATE_GRAD,
+                         ((kn_interpolate_grad_args){ y, x, a->grid, a->linear }))
+                : KN_RUN(to, KN_K_INTERPOLATE, ((kn_interpolate_args){ y, x, a->grid, a->linear }));
 }
 
 KN_OP(kn_op_interpolate, .name = "interpolate", .attr_size = sizeof(interpolate_attr),
-      .shape = interpolate_shape, .forward = interpolate_forward, .backward = interpolate_backward,
-      .on_tape = kn_linear_on_tape);
-
-/* x[N,C,H,W] along its last two dims, whose numbers are those of a->grid and a->size. */
-static kn_tensor *by_kernel(kn_tensor *x, const interpolate_attr *a)
-{
-    return kn_apply1(&kn_op_interpolate, 1, &x, 0, a);
-}
+      .shape = interpolate_shape, KN_MAP(interpolate), .on_tape = kn_linear_on_tape);
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
@@ -128,7 +109,7 @@ static kn_tensor *along_two(kn_tensor *x, const along *rows, const along *column
         a.grid.mul[d] = of[d] ? of[d]->mul : 1;
         a.grid.div[d] = of[d] ? of[d]->div : 1;
     }
-    return x ? by_kernel(x, &a) : NULL;
+    return kn_apply1(&kn_op_interpolate, 1, &x, 0, &a);
 }
 
 /* A sequence is an image of one row. A volume is many images, then one whose columns are all places
@@ -154,8 +135,7 @@ static kn_tensor *by_index(kn_tensor *x, const along *a, int n)
             const double place = floor(((double)p + 0.5) * a[d].mul / a[d].div);
             at[p] = (int64_t)fmin(place, (double)(a[d].from - 1));
         }
-        kn_tensor *index = at ? kn_from(KN_I64, kn_device_of(x), at, KN_SHAPE(a[d].to)) : NULL;
-        kn_host_free(at);
+        kn_tensor *index = kn_of_host(KN_I64, kn_device_of(x), at, KN_SHAPE(a[d].to));
         x = kn_index_select(x, 2 + d, index);
     }
     return x;
@@ -208,9 +188,7 @@ static kn_tensor *matrix_of(const kn_tensor *x, const along *a, bool cubic, bool
                     : NULL;
     for (int64_t p = 0; w && p < a->to; p++)
         fill_row(w + p * a->from, a, p, cubic, antialias);
-    kn_tensor *m = w ? kn_from(KN_F64, kn_device_of(x), w, KN_SHAPE(a->to, a->from)) : NULL;
-    kn_host_free(w);
-    return kn_cast(m, x->dtype);
+    return kn_cast(kn_of_host(KN_F64, kn_device_of(x), w, KN_SHAPE(a->to, a->from)), x->dtype);
 }
 
 /* rows x columns^T */

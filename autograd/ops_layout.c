@@ -36,7 +36,8 @@ static kn_tensor *grad_in(kn_op_grad *g, int i, kn_device device, const int *ord
     const kn_spec *s = &g->in_spec[i];
     if (g->node->edge[i].leaf && !order)
         return kn_grad_out(g, i);
-    return kn_tensor_new(s->dtype, device, NULL, KN_MEM_ACTIVATION, s->ndim, s->shape, order, true);
+    return g->din[i] = kn_tensor_new(s->dtype, device, NULL, KN_MEM_ACTIVATION, s->ndim, s->shape,
+                                     order, true);
 }
 
 kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like)
@@ -83,7 +84,6 @@ static bool cast_forward(kn_op_call *c)
 static bool cast_backward(kn_op_grad *g)
 {
     kn_tensor *dx = kn_grad_as(g, 0, g->dout[0]);
-    g->din[0] = dx;
     return dx && kn_grad_copy(dx, g->dout[0]);
 }
 
@@ -141,8 +141,8 @@ static bool to_device_forward(kn_op_call *c)
 
 static bool to_device_backward(kn_op_grad *g)
 {
-    g->din[0] = kn_grad_out(g, 0);
-    return g->din[0] && kn_copy_(g->din[0], g->dout[0]);
+    kn_tensor *dx = kn_grad_out(g, 0);
+    return dx && kn_copy_(dx, g->dout[0]);
 }
 
 KN_OP(kn_op_to_device, .name = "to_device", .attr_size = sizeof(kn_device),

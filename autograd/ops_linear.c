@@ -3,11 +3,6 @@
 #include "autograd/ops.h"
 #include "autograd/second.h"
 
-static kn_matmul_args product_of(kn_array dst, kn_array a, kn_array b)
-{
-    return (kn_matmul_args){ .dst = dst, .a = a, .b = b };
-}
-
 typedef struct linear_attr {
     bool in_out;
 } linear_attr;
@@ -24,10 +19,7 @@ bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, cons
         return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, KN_SHOWN(x),
                        (long long)in, KN_SHOWN(w),
                        in_out ? " stored [in, out]" : " stored [out, in]");
-    if (b && (b->ndim != 1 || b->shape[0] != out || (b->dtype != x->dtype && b->dtype != KN_F32)))
-        return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op, KN_SHOWN(b),
-                       (long long)out);
-    return true;
+    return kn_vector_fits(op, "bias", b, out, x);
 }
 
 static bool linear_shape(kn_op_call *c)
@@ -45,10 +37,11 @@ static bool linear_forward(kn_op_call *c)
 {
     const linear_attr *l = c->attr;
     kn_array w = kn_array_of(c->in[1]);
-    kn_matmul_args y =
-        product_of(kn_rows_of(c->out[0]), kn_rows_of(c->in[0]), l->in_out ? w : kn_transposed(w));
-    y.bias = c->in[2] ? kn_array_of(c->in[2]) : y.bias;
-    return KN_RUN(c->out[0], KN_K_MATMUL, y);
+    return KN_RUN(c->out[0], KN_K_MATMUL,
+                  ((kn_matmul_args){ .dst = kn_rows_of(c->out[0]),
+                                     .a = kn_rows_of(c->in[0]),
+                                     .b = l->in_out ? w : kn_transposed(w),
+                                     .bias = kn_array_or_none(c->in[2]) }));
 }
 
 /* dX = dY W^T; where x = f(z) and nothing else sees dX, dZ = dX f'(z). */
@@ -56,10 +49,10 @@ static bool linear_grad_x(kn_op_grad *g, kn_array dy)
 {
     const linear_attr *l = g->attr;
     kn_array w = kn_array_of(g->in[1]);
-    kn_tensor *dx = g->din[0] = kn_grad_out(g, 0);
+    kn_tensor *dx = kn_grad_out(g, 0);
     if (!dx)
         return false;
-    kn_matmul_args p = product_of(kn_rows_of(dx), dy, l->in_out ? kn_transposed(w) : w);
+    kn_matmul_args p = { .dst = kn_rows_of(dx), .a = dy, .b = l->in_out ? kn_transposed(w) : w };
     kn_tensor *z = kn_grad_through(g, 0, &p.grad_of);
     p.x = z ? kn_rows_of(z) : p.x;
     return KN_RUN(dx, KN_K_MATMUL, p);
@@ -70,14 +63,13 @@ static bool linear_grad_w(kn_op_grad *g, kn_array dy, kn_tensor *db)
 {
     const linear_attr *l = g->attr;
     kn_array x = kn_rows_of(g->in[0]);
-    kn_tensor *dw = g->din[1] = kn_grad_out(g, 1);
-    if (!dw)
-        return false;
-    kn_matmul_args p = l->in_out ? product_of(kn_array_of(dw), kn_transposed(x), dy)
-                                 : product_of(kn_array_of(dw), kn_transposed(dy), x);
-    p.sum = db ? kn_array_of(db) : p.sum;
-    p.sum_of_b = l->in_out;
-    return KN_RUN(dw, KN_K_MATMUL, p);
+    kn_tensor *dw = kn_grad_out(g, 1);
+    return dw && KN_RUN(dw, KN_K_MATMUL,
+                        ((kn_matmul_args){ .dst = kn_array_of(dw),
+                                           .a = kn_transposed(l->in_out ? x : dy),
+                                           .b = l->in_out ? dy : x,
+                                           .sum = kn_array_or_none(db),
+                                           .sum_of_b = l->in_out }));
 }
 
 /* db = sum of dY over rows (written for w[in, out]). */
@@ -89,15 +81,10 @@ static bool linear_backward(kn_op_grad *g)
     kn_array dy = kn_rows_of(dy_tensor);
     if (g->want[0] && !linear_grad_x(g, dy))
         return false;
-    kn_tensor *db = g->din[2] = g->want[2] ? kn_grad_out(g, 2) : NULL;
-    if (g->want[2] && !db)
-        return false;
-    if (g->want[1])
-        return linear_grad_w(g, dy, db);
-    if (!db)
-        return true;
-    kn_array d = kn_array_make(kn_array_of(db).data, db->dtype, 2, (int64_t[]){ 1, db->shape[0] });
-    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ d, dy, KN_SUM }));
+    if (!g->want[1])
+        return !g->want[2] || kn_grad_bias(g, 2, dy);
+    kn_tensor *db = g->want[2] ? kn_grad_out(g, 2) : NULL;
+    return kn_ok() && linear_grad_w(g, dy, db);
 }
 
 KN_OP(kn_op_linear, .name = "linear", .attr_size = sizeof(linear_attr), .save_in = 3,

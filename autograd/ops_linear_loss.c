@@ -93,8 +93,8 @@ static bool scale(kn_tensor *on, kn_array dst, kn_array src, kn_tensor *factor)
     for (int64_t at = 0; ok && at < rows; at += most) {
         const int64_t n = rows - at < most ? rows - at : most;
         const kn_array t = rows_from(kn_array_of(room), 0, n), from = rows_from(src, at, n);
-        ok = kn_copied(on, t, from) && times(on, t, t, factor) &&
-             kn_copied(on, rows_from(dst, at, n), t);
+        ok = kn_array_copy(on, t, from) && times(on, t, t, factor) &&
+             kn_array_copy(on, rows_from(dst, at, n), t);
     }
     return ok;
 }
@@ -205,7 +205,7 @@ static bool one_forward(kn_op_call *c)
     const int64_t rows = kn_numel(c->in[TARGETS]), V = c->in[W]->shape[a->in_out ? 1 : 0];
     kn_tensor *lse = kn_empty(c->out[LOSS]->dtype, kn_device_of(c->in[X]), 1, &rows);
     kn_array rest = kn_part(c->out[DZ], 1, V, padded(c) - V); /* a result has no undefined values */
-    return lse && kn_filled(c->out[DZ], rest, 0, 0) &&
+    return lse && kn_array_fill(c->out[DZ], rest, 0, 0) &&
            chunk(c, logits_of(c->out[DZ], rows, V), 0, kn_array_of(c->out[LOSS]),
                  kn_array_of(c->out[COUNT]), lse, wanted(a)) &&
            reduce(c);
@@ -221,14 +221,14 @@ static bool one_backward(kn_op_grad *g)
     const int64_t V = w->shape[a->in_out ? 1 : 0], rows = g->out_spec[DZ].shape[0];
     const kn_array dz = logits_of(g->out[DZ], rows, V);
     if (g->want[X]) {
-        kn_tensor *dx = g->din[X] = kn_grad_out(g, X);
+        kn_tensor *dx = kn_grad_out(g, X);
         if (!dx ||
             !multiply(dx, kn_rows_of(dx), dz, kn_transposed(columns_of(w, a->in_out)), false) ||
             !scale(dx, kn_rows_of(dx), kn_rows_of(dx), factor))
             return false;
     }
     if (g->want[W]) {
-        kn_tensor *dw = g->din[W] = kn_grad_out(g, W), *part = kn_empty_like(x);
+        kn_tensor *dw = kn_grad_out(g, W), *part = kn_empty_like(x);
         if (!dw || !part || !scale(part, kn_rows_of(part), kn_rows_of(x), factor))
             return false;
         const kn_array by_class = a->in_out ? kn_transposed(kn_array_of(dw)) : kn_array_of(dw);
@@ -236,7 +236,7 @@ static bool one_backward(kn_op_grad *g)
             return false;
     }
     if (g->want[BIAS]) {
-        kn_tensor *db = g->din[BIAS] = kn_grad_out(g, BIAS);
+        kn_tensor *db = kn_grad_out(g, BIAS);
         kn_tensor *sum = kn_empty(factor->dtype, kn_device_of(factor), KN_SHAPE(1, V));
         if (!db || !sum ||
             !KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ kn_array_of(sum), dz, KN_SUM })) ||
@@ -246,9 +246,10 @@ static bool one_backward(kn_op_grad *g)
     return true;
 }
 
-KN_OP(kn_op_linear_cross_entropy, .name = "linear_cross_entropy", .attr_size = sizeof(head_attr),
-      .save_in = 1 << X | 1 << W, .save_out = 1 << COUNT | 1 << DZ, .const_in = 1 << TARGETS,
-      .shape = one_shape, .forward = one_forward, .backward = one_backward);
+KN_OP(kn_op_linear_cross_entropy, .name = "linear_cross_entropy", .makes = true,
+      .attr_size = sizeof(head_attr), .save_in = 1 << X | 1 << W, .save_out = 1 << COUNT | 1 << DZ,
+      .const_in = 1 << TARGETS, .shape = one_shape, .forward = one_forward,
+      .backward = one_backward);
 
 /* ---- more chunks: backward has the gradients ------------------------------------------------- */
 
@@ -322,7 +323,7 @@ static bool more_backward(kn_op_grad *g)
     for (int i = X; i <= BIAS; i++) {
         if (!g->want[i])
             continue;
-        kn_tensor *d = g->din[i] = kn_grad_out(g, i), *saved = g->out[DX + i];
+        kn_tensor *d = kn_grad_out(g, i), *saved = g->out[DX + i];
         if (!d || !scale(d, i == X ? kn_rows_of(d) : kn_array_of(d),
                          i == X ? kn_rows_of(saved) : kn_array_of(saved), factor))
             return false;
@@ -330,7 +331,7 @@ static bool more_backward(kn_op_grad *g)
     return true;
 }
 
-KN_OP(kn_op_linear_cross_entropy_chunks, .name = "linear_cross_entropy_chunks",
+KN_OP(kn_op_linear_cross_entropy_chunks, .name = "linear_cross_entropy_chunks", .makes = true,
       .attr_size = sizeof(head_attr), .save_out = 1 << COUNT | 1 << DX | 1 << DW | 1 << DBIAS,
       .const_in = 1 << TARGETS, .shape = more_shape, .forward = more_forward,
       .backward = more_backward);
@@ -355,7 +356,7 @@ kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targe
 {
     const char *op = "linear_cross_entropy";
     if (!kn_ok() || !kn_check(x, op) || !kn_check(w, op) || !kn_check(targets, op) ||
-        !kn_loss_reduction_is_one(op, o.reduction, false))
+        !kn_loss_reduction_is_one(op, o.reduction))
         return NULL;
     if (o.weight || o.reduction == KN_REDUCTION_NONE || kn_dtype_is_float(targets->dtype))
         return with_logits(op, x, w, targets, &o);

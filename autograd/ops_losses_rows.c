@@ -70,10 +70,10 @@ static picked pick(kn_tensor *lp, kn_tensor *targets, kn_tensor *class_weight, i
 }
 
 /* The mean divides by the weights; 0 where they are 0. */
-static kn_tensor *weighted(kn_tensor *loss, kn_tensor *weight, kn_loss_reduction r)
+static kn_tensor *weighted(const char *op, kn_tensor *loss, kn_tensor *weight, kn_loss_reduction r)
 {
-    if (r == KN_REDUCTION_NONE || r == KN_REDUCTION_SUM)
-        return kn_loss_reduced(loss, r);
+    if (r != KN_REDUCTION_DEFAULT && r != KN_REDUCTION_MEAN)
+        return kn_loss_reduced(op, loss, r);
     kn_tensor *sum = kn_sum(weight, 0, NULL, false);
     sum = kn_where(kn_eq(sum, kn_number_like(sum, 0)), kn_number_like(sum, 1), sum);
     return kn_div(kn_sum(loss, 0, NULL, false), sum);
@@ -83,10 +83,10 @@ kn_tensor *kn_nll_loss_(kn_tensor *x, kn_tensor *targets, kn_nll_loss_options o)
 {
     const char *op = "nll_loss";
     if (!kn_ok() || !kn_check(x, op) || !kn_check(targets, op) || !fits_classes(op, x, targets) ||
-        !fits_class_weights(op, o.weight, x) || !kn_loss_reduction_is_one(op, o.reduction, false))
+        !fits_class_weights(op, o.weight, x))
         return NULL;
     picked p = pick(x, targets, o.weight, kn_loss_ignored(o.ignore_index));
-    return weighted(p.loss, p.weight, o.reduction);
+    return weighted(op, p.loss, p.weight, o.reduction);
 }
 
 /* sum over the last dim of class_weight lp, or of lp */
@@ -102,11 +102,11 @@ static kn_tensor *soft_cross_entropy(kn_tensor *logits, kn_tensor *targets,
                                      const kn_cross_entropy_options *o)
 {
     double V = (double)logits->shape[logits->ndim - 1];
-    kn_tensor *lp = kn_log_softmax(kn_loss_wide(logits)), *t = kn_loss_wide(targets);
+    kn_tensor *lp = kn_log_softmax(kn_wide(logits)), *t = kn_wide(targets);
     if (o->smoothing > 0)
         t = kn_add_scalar(kn_scale(t, 1 - o->smoothing), o->smoothing / V);
-    return kn_loss_reduced(kn_neg(sum_of_classes(kn_mul(lp, t), kn_loss_wide(o->weight))),
-                           o->reduction);
+    kn_tensor *loss = kn_neg(sum_of_classes(kn_mul(lp, t), kn_wide(o->weight)));
+    return kn_loss_reduced("cross_entropy", loss, o->reduction);
 }
 
 /* By stored logarithms: with weights, or a value a row. */
@@ -114,7 +114,7 @@ static kn_tensor *cross_entropy_by_rows(kn_tensor *logits, kn_tensor *targets,
                                         const kn_cross_entropy_options *o)
 {
     double s = o->smoothing, V = (double)logits->shape[logits->ndim - 1];
-    kn_tensor *lp = kn_log_softmax(kn_loss_wide(logits)), *w = kn_loss_wide(o->weight);
+    kn_tensor *lp = kn_log_softmax(kn_wide(logits)), *w = kn_wide(o->weight);
     if (!lp)
         return NULL;
     picked p = pick(lp, targets, w, kn_loss_ignored(o->ignore_index));
@@ -124,7 +124,7 @@ static kn_tensor *cross_entropy_by_rows(kn_tensor *logits, kn_tensor *targets,
         rest = kn_where(p.counts, rest, kn_number_like(lp, 0));
         loss = kn_add(kn_scale(loss, 1 - s), rest);
     }
-    return weighted(loss, p.weight, o->reduction);
+    return weighted("cross_entropy", loss, p.weight, o->reduction);
 }
 
 kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o)
@@ -132,8 +132,7 @@ kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_ent
     const char *op = "cross_entropy";
     kn_tensor *out[3];
     if (!kn_ok() || !kn_check(logits, op) || !kn_check(targets, op) ||
-        !kn_loss_reduction_is_one(op, o.reduction, false) ||
-        !fits_class_weights(op, o.weight, logits))
+        !kn_loss_reduction_is_one(op, o.reduction) || !fits_class_weights(op, o.weight, logits))
         return NULL;
     if (!(o.smoothing >= 0 && o.smoothing < 1))
         return kn_fail_null("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
@@ -162,12 +161,6 @@ static int dim_of(const char *op, const kn_tensor *t, int64_t given)
         return -1;
     }
     return (int)(dim < 0 ? dim + t->ndim : dim);
-}
-
-static bool is_eps(const char *op, double eps)
-{
-    return (eps >= 0 && isfinite(eps)) ||
-           kn_fail("%s: .eps is %g, should be at least 0 and finite", op, eps);
 }
 
 /* Directions along dim, y = x / n with the norm n = sqrt(max(sum x^2, least) + more). */
@@ -221,14 +214,12 @@ kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
 {
     const char *op = "normalize";
     double eps = kn_value_or(o.eps, 1e-12);
-    if (!kn_ok() || !kn_check(x, op) || !is_eps(op, eps))
+    if (!kn_takes(op, x, true) || !kn_loss_number(op, "eps", eps, 0))
         return NULL;
-    if (!kn_dtype_is_float(x->dtype))
-        return kn_fail_null("%s: needs a float tensor, got %s", op, KN_SHOWN(x));
     int dim = dim_of(op, x, o.dim);
     if (dim < 0)
         return NULL;
-    kn_tensor *y = direction_of(kn_loss_wide(x), dim, eps);
+    kn_tensor *y = direction_of(kn_wide(x), dim, eps);
     return kn_cast(y, x->dtype);
 }
 
@@ -238,7 +229,7 @@ kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarit
     int ndim;
     int64_t shape[KN_MAX_DIMS];
     double eps = kn_value_or(o.eps, 1e-8);
-    if (!kn_ok() || !kn_check(x, op) || !kn_check(y, op) || !is_eps(op, eps))
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(y, op) || !kn_loss_number(op, "eps", eps, 0))
         return NULL;
     if (!kn_dtype_is_float(x->dtype) || x->dtype != y->dtype ||
         !kn_broadcast_shape(x->ndim, x->shape, y->ndim, y->shape, &ndim, shape))
@@ -248,8 +239,8 @@ kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarit
     if (!kn_loss_same_device(op, x, y))
         return NULL;
     kn_dtype dtype = x->dtype;
-    x = kn_expand(kn_loss_wide(x), ndim, shape);
-    y = kn_expand(kn_loss_wide(y), ndim, shape);
+    x = kn_expand(kn_wide(x), ndim, shape);
+    y = kn_expand(kn_wide(y), ndim, shape);
     int dim = x && y ? dim_of(op, x, o.dim) : -1;
     if (dim < 0)
         return NULL;
@@ -268,8 +259,7 @@ kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign
                                      kn_cosine_embedding_loss_options o)
 {
     const char *op = "cosine_embedding_loss";
-    if (!kn_loss_pair(op, x, y) || !kn_check(sign, op) ||
-        !kn_loss_reduction_is_one(op, o.reduction, false) || !kn_loss_same_device(op, x, sign))
+    if (!kn_loss_pair(op, x, y) || !kn_check(sign, op) || !kn_loss_same_device(op, x, sign))
         return NULL;
     if (!(fabs(o.margin) <= 1))
         return kn_fail_null("%s: .margin is %g, should lie in [-1, 1]", op, o.margin);
@@ -281,14 +271,13 @@ kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign
     kn_dtype dtype = x->dtype;
     const int64_t last = x->ndim - 1;
     const direction_arg arg = { last, 0, 1e-12 };
-    x = kn_function_call_n(&direction, KN_VALUES(kn_loss_wide(x)), &arg, sizeof arg).v[0];
-    y = kn_function_call_n(&direction, KN_VALUES(kn_loss_wide(y)), &arg, sizeof arg).v[0];
+    x = kn_function_call_n(&direction, KN_VALUES(kn_wide(x)), &arg, sizeof arg).v[0];
+    y = kn_function_call_n(&direction, KN_VALUES(kn_wide(y)), &arg, sizeof arg).v[0];
     kn_tensor *c = kn_sum(kn_mul(x, y), 1, &last, false);
     if (!c)
         return NULL;
     kn_tensor *other =
         kn_where(is_value(sign, -1), kn_relu(kn_add_scalar(c, -o.margin)), kn_number_like(c, 0));
-    return kn_loss_reduced(
-        kn_cast(kn_where(is_value(sign, 1), kn_add_scalar(kn_neg(c), 1), other), dtype),
-        o.reduction);
+    c = kn_where(is_value(sign, 1), kn_add_scalar(kn_neg(c), 1), other);
+    return kn_loss_reduced(op, kn_cast(c, dtype), o.reduction);
 }

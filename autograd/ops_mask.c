@@ -3,19 +3,11 @@
 #include "autograd/ops.h"
 #include <math.h>
 
-static bool is_arithmetic(const kn_tensor *x, const char *op)
-{
-    if (!kn_ok() || !kn_check(x, op))
-        return false;
-    return kn_dtype_is_arithmetic(x->dtype) ||
-           kn_fail("%s: %s has no arithmetic; kn_cast it first", op, kn_dtype_name(x->dtype));
-}
-
 /* |x| compared with infinity. Integers, whose comparison with themselves says it, are finite. */
 static kn_tensor *beside_infinity(kn_tensor *x, const char *op,
                                   kn_tensor *(*compare)(kn_tensor *, kn_tensor *), bool finite)
 {
-    if (!is_arithmetic(x, op))
+    if (!kn_takes(op, x, false))
         return NULL;
     if (!kn_dtype_is_float(x->dtype))
         return finite ? kn_eq(x, x) : kn_ne(x, x);
@@ -27,7 +19,7 @@ static kn_tensor *beside_infinity(kn_tensor *x, const char *op,
 
 kn_tensor *kn_isnan(kn_tensor *x)
 {
-    return is_arithmetic(x, "isnan") ? kn_ne(x, x) : NULL;
+    return kn_takes("isnan", x, false) ? kn_ne(x, x) : NULL;
 }
 
 kn_tensor *kn_isinf(kn_tensor *x)
@@ -44,7 +36,7 @@ kn_tensor *kn_masked_fill(kn_tensor *x, kn_tensor *mask, double value)
 {
     int ndim;
     int64_t shape[KN_MAX_DIMS];
-    if (!is_arithmetic(x, "masked_fill") || !kn_check(mask, "masked_fill"))
+    if (!kn_takes("masked_fill", x, false) || !kn_check(mask, "masked_fill"))
         return NULL;
     if (mask->dtype != KN_BOOL ||
         !kn_broadcast_shape(x->ndim, x->shape, mask->ndim, mask->shape, &ndim, shape))

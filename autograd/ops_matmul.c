@@ -27,8 +27,7 @@ static kn_array stretched(kn_array a, const kn_array *out)
 
 static bool product(kn_tensor *on, kn_array dst, kn_array a, kn_array b)
 {
-    kn_matmul_args p = { .dst = dst, .a = stretched(a, &dst), .b = stretched(b, &dst) };
-    return KN_RUN(on, KN_K_MATMUL, p);
+    return kn_product(on, dst, stretched(a, &dst), stretched(b, &dst));
 }
 
 /* Of matrices and vectors. */
@@ -84,8 +83,7 @@ static bool matmul_grad(kn_op_grad *g, int i, kn_array x, kn_array y)
     }
     if (!dst || !product(dst, kn_array_of(dst), x, y))
         return false;
-    g->din[i] = same ? dst : kn_grad_unbroadcast(g, i, dst);
-    return g->din[i] != NULL;
+    return same || (g->din[i] = kn_grad_unbroadcast(g, i, dst));
 }
 
 static bool matmul_backward(kn_op_grad *g)

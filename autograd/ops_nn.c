@@ -60,15 +60,11 @@ SOFTMAX_OP(kn_op_log_softmax, "log_softmax");
 static kn_tensor *softmax(const kn_op *op, kn_tensor *x, int dim)
 {
     const bool log = op == &kn_op_log_softmax;
-    if (!kn_ok() || !kn_check(x, op->name))
-        return NULL;
-    if (x->ndim == 0)
+    if (kn_is_number(x))
         return kn_number_of(softmax(op, kn_row_of(x), dim));
     dim = kn_dim(op->name, x, dim);
-    if (dim == x->ndim - 1)
-        return kn_apply1(op, 1, &x, 0, &log);
-    if (dim < 0)
-        return NULL;
+    if (dim < 0 || dim == x->ndim - 1)
+        return dim < 0 ? NULL : kn_apply1(op, 1, &x, 0, &log);
     kn_scope s = kn_scope_begin();
     kn_tensor *last = kn_contiguous(kn_transpose(x, dim, -1));
     return kn_scope_result(s, kn_transpose(kn_apply1(op, 1, &last, 0, &log), dim, -1));
@@ -146,7 +142,7 @@ static bool ce_composed(kn_op_grad *g, kn_tensor **y)
 {
     const ce_attr *a = g->attr;
     kn_tensor *x = g->in[0], *t = g->in[1];
-    kn_tensor *log_p = kn_log_softmax(kn_cast(x, kn_wide_dtype(x->dtype)));
+    kn_tensor *log_p = kn_log_softmax(kn_wide(x));
     kn_tensor *counts = kn_ne(t, kn_number_like(t, (double)a->ignore_index));
     kn_tensor *target = kn_where(counts, t, kn_number_like(t, 0));
     kn_tensor *row = kn_squeeze(kn_gather(log_p, -1, kn_unsqueeze(target, -1)), KN_SHAPE(-1));
@@ -179,33 +175,22 @@ typedef struct dropout_attr {
 
 static bool dropout_shape(kn_op_call *c)
 {
-    c->spec[0] = kn_spec_like(c->in[0]);
-    c->spec[0].order = kn_order_of(c->in[0]);
-    return need_float(c, 0, 0);
+    return kn_shape_of_input(c) && need_float(c, 0, 0);
 }
 
-static bool dropout_run(kn_tensor *y, kn_tensor *x, const dropout_attr *a)
+static bool drop(kn_tensor *y, kn_tensor *x, const void *attr, bool back)
 {
     bool ok;
+    const dropout_attr *a = attr;
+    (void)back;
     const uint64_t *place = kn_seed_place(kn_device_of(y), a->seed, &ok);
     return ok && KN_RUN(y, KN_K_DROPOUT,
                         ((kn_dropout_args){ kn_array_of(y), kn_array_of(x), a->p, a->seed,
                                             a->stream, place }));
 }
 
-static bool dropout_forward(kn_op_call *c)
-{
-    return dropout_run(c->out[0], c->in[0], c->attr);
-}
-
-static bool dropout_backward(kn_op_grad *g)
-{
-    g->din[0] = kn_empty_as(g->dout[0]);
-    return g->din[0] && dropout_run(g->din[0], g->dout[0], g->attr);
-}
-
 KN_OP(kn_op_dropout, .name = "dropout", .attr_size = sizeof(dropout_attr), .shape = dropout_shape,
-      .forward = dropout_forward, .backward = dropout_backward, .on_tape = kn_linear_on_tape);
+      KN_MAP(drop), .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_dropout_(kn_tensor *x, double p)
 {

@@ -13,14 +13,20 @@ typedef struct norm_attr {
 enum { X, WEIGHT, BIAS, ADD };
 enum { Y, MEAN, RSTD, SUM };
 
-static bool check_vector(const kn_op_call *c, int i, const char *what)
+bool kn_vector_fits(const char *op, const char *what, const kn_tensor *v, int64_t n,
+                    const kn_tensor *x)
 {
-    const kn_tensor *x = c->in[X], *w = c->in[i];
-    if (!w || (w->ndim == 1 && w->shape[0] == x->shape[x->ndim - 1] &&
-               (w->dtype == x->dtype || w->dtype == KN_F32)))
-        return true;
-    return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32", c->op->name,
-                   KN_SHOWN(x), what, KN_SHOWN(w), (long long)x->shape[x->ndim - 1]);
+    return !v ||
+           (v->ndim == 1 && v->shape[0] == n && (v->dtype == x->dtype || v->dtype == KN_F32)) ||
+           kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32", op,
+                   KN_SHOWN(x), what, KN_SHOWN(v), (long long)n);
+}
+
+bool kn_eps_of(const char *op, double given, double *eps)
+{
+    *eps = kn_value_or(given, 1e-5);
+    return (*eps >= 0 && isfinite(*eps)) ||
+           kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op, given);
 }
 
 static bool check_added(const kn_op_call *c)
@@ -38,7 +44,9 @@ static bool norm_shape(kn_op_call *c)
     if (!kn_dtype_is_float(x->dtype) || x->ndim < 1)
         return kn_fail("%s: needs a float tensor with at least 1 dim(s), got %s", c->op->name,
                        KN_SHOWN(x));
-    if (!check_vector(c, WEIGHT, "weight") || !check_vector(c, BIAS, "bias") ||
+    const int64_t n = x->shape[x->ndim - 1];
+    if (!kn_vector_fits(c->op->name, "weight", c->in[WEIGHT], n, x) ||
+        !kn_vector_fits(c->op->name, "bias", c->in[BIAS], n, x) ||
         (c->nin > ADD && !check_added(c)))
         return false;
     c->spec[Y] = c->spec[SUM] = kn_spec_like(x);
@@ -71,7 +79,7 @@ static bool norm_grad(kn_op_grad *g, const kn_tensor *normed, kn_tensor *dx, con
 {
     const norm_attr *a = g->attr;
     for (int i = WEIGHT; i <= BIAS; i++)
-        if (g->want[i] && !(g->din[i] = kn_grad_out(g, i)))
+        if (g->want[i] && !kn_grad_out(g, i))
             return false;
     kn_norm_grad_args args = { .dx = kn_array_or_none(dx),
                                .dw = kn_array_or_none(g->din[WEIGHT]),
@@ -90,9 +98,8 @@ static bool norm_backward(kn_op_grad *g)
 {
     if (!g->dout[Y])
         return true;
-    if (g->want[X] && !(g->din[X] = kn_grad_out(g, X)))
-        return false;
-    return norm_grad(g, g->in[X], g->din[X], NULL);
+    kn_tensor *dx = g->want[X] ? kn_grad_out(g, X) : NULL;
+    return kn_ok() && norm_grad(g, g->in[X], dx, NULL);
 }
 
 /* x and add have one gradient, that of the sum: what came to the sum and what comes by the norm. */
@@ -117,7 +124,7 @@ static bool add_norm_backward(kn_op_grad *g)
 
 kn_tensor *kn_normed(kn_tensor *x, int n, const int64_t *dims, double eps, bool rms)
 {
-    x = kn_cast(x, kn_wide_dtype(x->dtype));
+    x = kn_wide(x);
     x = rms ? x : kn_sub(x, kn_mean(x, n, dims, true));
     return kn_mul(x, kn_rsqrt(kn_add_scalar(kn_mean(kn_square(x), n, dims, true), eps)));
 }
@@ -175,13 +182,11 @@ ADD_NORM_OP(kn_op_add_rms_norm, "add_rms_norm");
 static kn_tensor *norm(const kn_op *op, kn_tensor *const in[4], double eps, bool rms,
                        kn_tensor **sum)
 {
-    norm_attr a = { kn_value_or(eps, 1e-5), rms };
-    if (!(a.eps >= 0 && isfinite(a.eps)))
-        return kn_fail_null("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name,
-                            eps);
+    norm_attr a = { .rms = rms };
     kn_tensor *out[4];
     const int n = sum ? 4 : 3;
-    if (!kn_apply(op, n, in, 1 << WEIGHT | 1 << BIAS, &a, n, out))
+    if (!kn_eps_of(op->name, eps, &a.eps) ||
+        !kn_apply(op, n, in, 1 << WEIGHT | 1 << BIAS, &a, n, out))
         return NULL;
     if (sum)
         *sum = out[SUM];

@@ -78,8 +78,8 @@ kn_tensor *kn_grid_sample_(kn_tensor *x, kn_tensor *grid, kn_grid_sample_options
     const int64_t N = x->shape[0], C = x->shape[1], P = grid->shape[1], Q = grid->shape[2];
     const int64_t size[2] = { x->shape[2], x->shape[3] };
     kn_scope s = kn_scope_begin();
-    kn_tensor *flat = kn_loss_wide(kn_reshape(x, KN_SHAPE(N, C, size[0] * size[1]))), *at[2];
-    kn_tensor *wide = kn_loss_wide(grid), *y = NULL;
+    kn_tensor *flat = kn_wide(kn_reshape(x, KN_SHAPE(N, C, size[0] * size[1]))), *at[2];
+    kn_tensor *wide = kn_wide(grid), *y = NULL;
     for (int d = 0; d < 2 && kn_ok(); d++) { /* the grid's first number is the column */
         kn_tensor *g = kn_reshape(kn_slice(wide, 3, !d, !d + 1), KN_SHAPE(N, 1, P * Q));
         at[d] = g ? places(g, size[d], &o) : NULL;
@@ -111,8 +111,7 @@ kn_tensor *kn_affine_grid(kn_tensor *theta, int64_t H, int64_t W, bool align_cor
                                              : 0;
         base[3 * i + 2] = 1;
     }
-    kn_tensor *from = base ? kn_from(KN_F64, kn_device_of(theta), base, KN_SHAPE(H * W, 3)) : NULL;
-    kn_host_free(base);
+    kn_tensor *from = kn_of_host(KN_F64, kn_device_of(theta), base, KN_SHAPE(H * W, 3));
     kn_tensor *y = kn_matmul(kn_cast(from, theta->dtype), kn_transpose(theta, 1, 2));
     return kn_reshape(y, KN_SHAPE(theta->shape[0], H, W, 2));
 }

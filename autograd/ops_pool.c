@@ -99,12 +99,10 @@ static bool pool_backward(kn_op_grad *g)
     const pool_attr *a = g->attr;
     if (!g->dout[0])
         return true;
-    g->din[0] = kn_grad_as(g, 0, g->dout[0]);
-    if (!g->din[0])
-        return false;
-    return KN_RUN(g->dout[0], KN_K_POOL_GRAD,
-                  ((kn_pool_grad_args){ kn_array_of(g->din[0]), kn_array_of(g->dout[0]),
-                                        kn_array_or_none(g->out[1]), a->kind, a->window }));
+    kn_tensor *dx = kn_grad_as(g, 0, g->dout[0]);
+    return dx && KN_RUN(dx, KN_K_POOL_GRAD,
+                        ((kn_pool_grad_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
+                                              kn_array_or_none(g->out[1]), a->kind, a->window }));
 }
 
 /* The elements at the positions that were found. */
@@ -130,10 +128,10 @@ static pool_attr attr_of(kn_pool kind, const kn_pool2d_options *o)
     pool_attr a = { .kind = kind,
                     .ceil_mode = o->ceil_mode,
                     .window.count_include_pad = !o->exclude_pad };
-    kn_by_dim(a.window.kernel, o->kernel, o->kernels, 0);
-    kn_by_dim(a.window.stride, o->stride, o->strides, 0);
-    kn_by_dim(a.window.pad, o->pad, o->pads, 0);
-    kn_by_dim(a.window.dilation, o->dilation, o->dilations, 1);
+    kn_by_dim(a.window.kernel, 2, o->kernel, o->kernels, 0);
+    kn_by_dim(a.window.stride, 2, o->stride, o->strides, 0);
+    kn_by_dim(a.window.pad, 2, o->pad, o->pads, 0);
+    kn_by_dim(a.window.dilation, 2, o->dilation, o->dilations, 1);
     for (int d = 0; d < 2; d++)
         if (a.window.stride[d] == 0)
             a.window.stride[d] = a.window.kernel[d];

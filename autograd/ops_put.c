@@ -120,10 +120,7 @@ static kn_tensor *merged(const indexed *r)
 /* index[count] as an index of src's shape, the same for whole slices along dim. */
 static kn_tensor *for_slices(kn_tensor *index, int dim, const kn_tensor *src)
 {
-    int64_t line[KN_MAX_DIMS];
-    for (int d = 0; d < src->ndim; d++)
-        line[d] = d == dim ? src->shape[d] : 1;
-    return kn_expand(kn_reshape(index, src->ndim, line), src->ndim, src->shape);
+    return kn_expand(kn_along(index, src->ndim, dim), src->ndim, src->shape);
 }
 
 kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index)
@@ -183,15 +180,8 @@ kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src
     if (!kn_ok() || !kn_check(x, op) || !kn_check(index, op) || !kn_check(src, op))
         return NULL;
     KN_OPERANDS(x, index, src);
-    if ((dim = kn_dim(op, x, dim)) < 0)
+    if ((dim = kn_dim(op, x, dim)) < 0 || !kn_slices_fit(op, x, dim, index, src))
         return NULL;
-    bool fits = index->ndim == 1 && src->ndim == x->ndim;
-    for (int d = 0; fits && d < x->ndim; d++)
-        fits = src->shape[d] == (d == dim ? index->shape[0] : x->shape[d]);
-    if (!fits)
-        return kn_fail_null("%s: x is %s, the index %s, src %s; the index has one dim, src a slice "
-                            "along dim %d for each of its elements",
-                            op, KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim);
     kn_scope s = kn_scope_begin();
     return kn_scope_result(s, kn_scatter(x, dim, for_slices(index, dim, src), src));
 }

@@ -3,6 +3,7 @@
  *
  * Integers and choices take 48 random bits a number: two draws of 24 bits in one f64, exactly. */
 #include "autograd/ops.h"
+#include "kernels/kernels_internal.h"
 #include "kernels/philox.h"
 #include <math.h>
 
@@ -21,16 +22,10 @@ static kn_tensor *draw(key k, kn_random kind, double p1, kn_dtype dtype, kn_devi
                        const int64_t *shape)
 {
     bool ok = true;
-    kn_tensor *t = kn_empty(dtype, device, ndim, shape);
-    if (!t)
-        return NULL;
-    kn_random_args args = {
-        .dst = kn_array_of(t), .kind = kind, .seed = k.seed, .stream = k.stream, .p1 = p1
-    };
+    kn_random_args how = { .kind = kind, .seed = k.seed, .stream = k.stream, .p1 = p1 };
     if (k.keyed)
-        args.seed_at = kn_seed_place(kn_device_of(t), k.seed, &ok);
-    return ok && KN_RUN(t, KN_K_RANDOM, args) && (kind == KN_NORMAL || kn_keep_below_one(t)) ? t
-                                                                                             : NULL;
+        how.seed_at = kn_seed_place(device ? device : kn_default_device, k.seed, &ok);
+    return ok ? kn_drawn(dtype, device, how, ndim, shape) : NULL;
 }
 
 /* f64 multiples of 2^-48 in [0, 1). */
@@ -46,11 +41,8 @@ static kn_tensor *fine_uniform(key k, kn_device device, int ndim, const int64_t 
 
 static kn_tensor *draw_like(const char *op, const kn_tensor *x, kn_random kind)
 {
-    if (!kn_ok() || !kn_check(x, op))
+    if (!kn_takes(op, x, true))
         return NULL;
-    if (!kn_dtype_is_float(x->dtype))
-        return kn_fail_null("%s: %s; f32, bf16, f16 and f64 are supported", op,
-                            kn_dtype_name(x->dtype));
     return draw(next_key(), kind, 1, x->dtype, kn_device_of(x), x->ndim, x->shape);
 }
 
@@ -155,23 +147,17 @@ kn_tensor *kn_randperm(kn_device device, int64_t n, uint64_t seed, uint64_t stre
     if (device == KN_META)
         return kn_empty(KN_I64, device, 1, &n);
     int64_t *place = kn_host_alloc((size_t)(n + 1) * sizeof *place);
-    if (!place)
-        return NULL;
-    shuffle(place, n, seed, stream);
-    kn_tensor *t = kn_from(KN_I64, device, place, 1, &n);
-    kn_host_free(place);
-    return t;
+    if (place)
+        shuffle(place, n, seed, stream);
+    return kn_of_host(KN_I64, device, place, 1, &n);
 }
 
 /* ---- bernoulli ------------------------------------------------------------------------------- */
 
 kn_tensor *kn_bernoulli(kn_tensor *p)
 {
-    if (!kn_ok() || !kn_check(p, "bernoulli"))
+    if (!kn_takes("bernoulli", p, true))
         return NULL;
-    if (!kn_dtype_is_float(p->dtype))
-        return kn_fail_null("bernoulli: probabilities are %s; f32, bf16, f16 and f64 are supported",
-                            kn_dtype_name(p->dtype));
     const bool wide = p->dtype == KN_F64;
     const key k = next_key();
     const kn_device d = kn_device_of(p);
@@ -228,21 +214,13 @@ static kn_tensor *well_above_zero(kn_tensor *w)
     return kn_where(tiny, kn_scale(w, 0x1p600), w);
 }
 
-/* The first k with w_0 + ... + w_k > u sum w. All u are sorted in among the running sums, which
- * come first where they are equal; the running sums before a u are the k that it is beyond. */
+/* The first k with w_0 + ... + w_k > u sum w. */
 static kn_tensor *with_replacement(kn_tensor *w, int64_t n)
 {
     const int64_t rows = w->shape[0], K = w->shape[1];
     kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), 2, (int64_t[]){ rows, n });
     kn_tensor *sums = u ? kn_cumsum(well_above_zero(w), 1) : NULL;
-    kn_tensor *at = kn_mul(u, kn_slice(sums, 1, K - 1, K));
-    kn_tensor *all = at ? kn_cat((kn_tensor *[]){ sums, at }, 2, 1) : NULL;
-    kn_tensor *order = kn_argsort(all, 1, false);
-    if (!order)
-        return NULL;
-    kn_tensor *count = kn_full(KN_I64, kn_device_of(w), (double)K, KN_SCALAR);
-    kn_tensor *passed = kn_cumsum(kn_cast(kn_lt(order, count), KN_I64), 1);
-    return kn_slice(kn_scatter(kn_zeros_like(order), 1, order, passed), 1, K, K + n);
+    return kn_searchsorted(sums, kn_mul(u, kn_slice(sums, 1, K - 1, K)), true);
 }
 
 kn_tensor *kn_multinomial(kn_tensor *p, int64_t n, bool replacement)

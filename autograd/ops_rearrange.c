@@ -1,5 +1,5 @@
 /* autograd/ops_rearrange.c: elements in other places: flipped, rolled, padded, repeated, stacked,
- * masked to a triangle, gathered to columns. */
+ * masked to a triangle. */
 #include "autograd/ops.h"
 #include "autograd/second.h"
 #include <string.h>
@@ -11,43 +11,27 @@ static bool has_arithmetic(const char *op, const kn_tensor *x)
                    kn_dtype_name(x->dtype));
 }
 
-static bool like_input(kn_op_call *c)
-{
-    c->spec[0] = kn_spec_like(c->in[0]);
-    c->spec[0].order = kn_order_of(c->in[0]);
-    return true;
-}
-
 /* ---- flip: y[.., i, ..] = x[.., n - 1 - i, ..] ----------------------------------------------- */
 
-static bool flip_run(kn_tensor *y, const kn_tensor *x, int dim)
+static bool flip(kn_tensor *y, kn_tensor *x, const void *attr, bool back)
 {
+    const int dim = *(const int *)attr;
     const int64_t n = x->shape[dim];
+    (void)back;
     kn_tensor *index = kn_empty(KN_I64, kn_device_of(x), 1, &n);
-    return index && kn_filled(y, kn_array_of(index), n - 1, -1) &&
+    return index && kn_array_fill(y, kn_array_of(index), n - 1, -1) &&
            KN_RUN(
                y, KN_K_INDEX_SELECT,
                ((kn_index_select_args){ kn_array_of(y), kn_array_of(x), kn_array_of(index), dim }));
 }
 
-static bool flip_forward(kn_op_call *c)
-{
-    return flip_run(c->out[0], c->in[0], *(const int *)c->attr);
-}
-
-static bool flip_backward(kn_op_grad *g)
-{
-    g->din[0] = kn_empty_as(g->dout[0]);
-    return g->din[0] && flip_run(g->din[0], g->dout[0], *(const int *)g->attr);
-}
-
-KN_OP(kn_op_flip, .name = "flip", .attr_size = sizeof(int), .shape = like_input,
-      .forward = flip_forward, .backward = flip_backward, .on_tape = kn_linear_on_tape);
+KN_OP(kn_op_flip, .name = "flip", .makes = true, .attr_size = sizeof(int),
+      .shape = kn_shape_of_input, KN_MAP(flip), .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_flip(kn_tensor *x, int n, const int64_t *dims)
 {
     uint32_t chosen;
-    if (!kn_ok() || !kn_check(x, "flip") || !kn_dims("flip", x, n, dims, &chosen))
+    if (!kn_dims("flip", x, n, dims, &chosen))
         return NULL;
     for (int d = 0; x && d < KN_MAX_DIMS; d++)
         if (chosen >> d & 1)
@@ -62,29 +46,16 @@ typedef struct roll_attr {
     int64_t shift; /* in [0, n) */
 } roll_attr;
 
-static bool roll_run(kn_tensor *y, const kn_tensor *x, int dim, int64_t shift)
+static bool roll(kn_tensor *y, kn_tensor *x, const void *attr, bool back)
 {
-    const int64_t rest = x->shape[dim] - shift;
-    return kn_copied(y, kn_part(y, dim, shift, rest), kn_part(x, dim, 0, rest)) &&
-           kn_copied(y, kn_part(y, dim, 0, shift), kn_part(x, dim, rest, shift));
+    const roll_attr *a = attr;
+    const int64_t n = x->shape[a->dim], shift = back ? n - a->shift : a->shift, rest = n - shift;
+    return kn_array_copy(y, kn_part(y, a->dim, shift, rest), kn_part(x, a->dim, 0, rest)) &&
+           kn_array_copy(y, kn_part(y, a->dim, 0, shift), kn_part(x, a->dim, rest, shift));
 }
 
-static bool roll_forward(kn_op_call *c)
-{
-    const roll_attr *a = c->attr;
-    return roll_run(c->out[0], c->in[0], a->dim, a->shift);
-}
-
-static bool roll_backward(kn_op_grad *g)
-{
-    const roll_attr *a = g->attr;
-    g->din[0] = kn_empty_as(g->dout[0]);
-    return g->din[0] &&
-           roll_run(g->din[0], g->dout[0], a->dim, g->din[0]->shape[a->dim] - a->shift);
-}
-
-KN_OP(kn_op_roll, .name = "roll", .attr_size = sizeof(roll_attr), .shape = like_input,
-      .forward = roll_forward, .backward = roll_backward, .on_tape = kn_linear_on_tape);
+KN_OP(kn_op_roll, .name = "roll", .attr_size = sizeof(roll_attr), .shape = kn_shape_of_input,
+      KN_MAP(roll), .on_tape = kn_linear_on_tape);
 
 static kn_tensor *roll_dim(kn_tensor *x, int dim, int64_t shift)
 {
@@ -130,7 +101,7 @@ typedef struct pad_attr {
 static bool pad_shape(kn_op_call *c)
 {
     const pad_attr *a = c->attr;
-    like_input(c);
+    kn_shape_of_input(c);
     for (int d = 0; d < c->spec[0].ndim; d++)
         c->spec[0].shape[d] += a->before[d] + a->after[d];
     return true;
@@ -152,27 +123,17 @@ static kn_array inside(const kn_tensor *t, const pad_attr *a, bool padded)
     return part;
 }
 
-static bool pad_forward(kn_op_call *c)
+static bool pad(kn_tensor *y, kn_tensor *x, const void *attr, bool back)
 {
-    const pad_attr *a = c->attr;
-    kn_tensor *y = c->out[0];
-    return kn_filled(y, kn_array_of(y), a->value, 0) &&
-           kn_copied(y, inside(y, a, true), inside(c->in[0], a, false));
-}
-
-static bool pad_backward(kn_op_grad *g)
-{
-    const pad_attr *a = g->attr;
-    kn_tensor *dx = kn_grad_as(g, 0, g->dout[0]);
-    g->din[0] = dx;
-    return dx && kn_filled(dx, kn_array_of(dx), 0, 0) &&
-           kn_copied(dx, inside(dx, a, false), inside(g->dout[0], a, true));
+    const pad_attr *a = attr;
+    return kn_array_fill(y, kn_array_of(y), back ? 0 : a->value, 0) &&
+           kn_array_copy(y, inside(y, a, !back), inside(x, a, back));
 }
 
 static bool pad_on_tape(kn_op_grad *g);
 
 KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr), .shape = pad_shape,
-      .forward = pad_forward, .backward = pad_backward, .on_tape = pad_on_tape);
+      KN_MAP(pad), .on_tape = pad_on_tape);
 
 /* Elements that were added are cut off, and zeros stand for those that were cut off. */
 static bool pad_on_tape(kn_op_grad *g)
@@ -238,9 +199,9 @@ static kn_tensor *pad_index(const kn_tensor *x, int d, kn_pad_mode mode, int64_t
     const int64_t last = mode == KN_PAD_REFLECT ? n - 2 : mode == KN_PAD_REPLICATE ? n - 1 : 0;
     const int64_t step = mode == KN_PAD_REFLECT ? -1 : mode == KN_PAD_REPLICATE ? 0 : 1;
     kn_tensor *at = kn_empty(KN_I64, kn_device_of(x), 1, &all);
-    return at && kn_filled(at, kn_part(at, 0, 0, before), first, step) &&
-                   kn_filled(at, kn_part(at, 0, before, n), 0, 1) &&
-                   kn_filled(at, kn_part(at, 0, before + n, after), last, step)
+    return at && kn_array_fill(at, kn_part(at, 0, 0, before), first, step) &&
+                   kn_array_fill(at, kn_part(at, 0, before, n), 0, 1) &&
+                   kn_array_fill(at, kn_part(at, 0, before + n, after), last, step)
                ? at
                : NULL;
 }
@@ -340,24 +301,17 @@ static kn_tensor *repeated_places(const kn_tensor *x, int64_t n, const int64_t *
                 "repeat_interleave: count %lld is %lld; counts are at least 0, and the "
                 "result must fit in memory",
                 (long long)i, (long long)times[i]);
-    kn_tensor *at = NULL;
     if (kn_device_of(x) == KN_META)
         return kn_empty(KN_I64, KN_META, 1, &all);
     int64_t *place = kn_host_alloc((size_t)(all + 1) * sizeof *place);
-    if (!place)
-        return NULL;
-    for (int64_t i = 0, k = 0; i < n; i++)
+    for (int64_t i = 0, k = 0; place && i < n; i++)
         for (int64_t j = 0; j < times[i]; j++)
             place[k++] = i;
-    at = kn_from(KN_I64, kn_device_of(x), place, 1, &all);
-    kn_host_free(place);
-    return at;
+    return kn_of_host(KN_I64, kn_device_of(x), place, 1, &all);
 }
 
 kn_tensor *kn_repeat_interleave(kn_tensor *x, int dim, int n, const int64_t *times)
 {
-    if (!kn_ok() || !kn_check(x, "repeat_interleave"))
-        return NULL;
     const int d = kn_dim("repeat_interleave", x, dim);
     if (d < 0 || !kn_given(times, "repeat_interleave", "the list of counts"))
         return NULL;
@@ -421,8 +375,8 @@ static kn_tensor *up_to_diagonal(const kn_tensor *x, int64_t diagonal)
     const int64_t rows = x->shape[x->ndim - 2], columns = x->shape[x->ndim - 1];
     kn_tensor *last = kn_empty(KN_I64, kn_device_of(x), 2, (int64_t[]){ rows, 1 });
     kn_tensor *column = kn_empty(KN_I64, kn_device_of(x), 1, &columns);
-    return last && column && kn_filled(last, kn_array_of(last), diagonal, 1) &&
-                   kn_filled(column, kn_array_of(column), 0, 1)
+    return last && column && kn_array_fill(last, kn_array_of(last), diagonal, 1) &&
+                   kn_array_fill(column, kn_array_of(column), 0, 1)
                ? kn_le(column, last)
                : NULL;
 }
@@ -448,42 +402,4 @@ kn_tensor *kn_tril(kn_tensor *x, int64_t diagonal)
 kn_tensor *kn_triu(kn_tensor *x, int64_t diagonal)
 {
     return triangle("triu", x, diagonal, false);
-}
-
-/* ---- windows of images as columns ------------------------------------------------------------ */
-
-kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o)
-{
-    static const char *const dims[2] = { "rows", "columns" };
-    int64_t kernel[2], stride[2], pad[2], dilation[2];
-    kn_by_dim(kernel, o.kernel, o.kernels, 0);
-    kn_by_dim(stride, o.stride, o.strides, 1);
-    kn_by_dim(pad, o.pad, o.pads, 0);
-    kn_by_dim(dilation, o.dilation, o.dilations, 1);
-    if (!kn_ok() || !kn_check(x, "unfold2d") || !has_arithmetic("unfold2d", x))
-        return NULL;
-    if (x->ndim != 4)
-        return kn_fail_null("unfold2d: needs x[N,C,H,W], got %s", KN_SHOWN(x));
-    for (int d = 0; d < 2; d++) {
-        const int64_t most = INT64_MAX / 8,
-                      room = x->shape[2 + d] + (pad[d] > 0 && pad[d] < most ? 2 * pad[d] : 0);
-        if (kernel[d] < 1 || stride[d] < 1 || dilation[d] < 1 || pad[d] < 0 || pad[d] >= most ||
-            kernel[d] > room || kernel[d] - 1 > (room - 1) / dilation[d])
-            return kn_fail_null(
-                "unfold2d: kernel %lld, stride %lld, dilation %lld, pad %lld along the "
-                "%s of %s; kernel, stride and dilation are at least 1, pad at least 0, "
-                "and a window fits into the padded image",
-                (long long)kernel[d], (long long)stride[d], (long long)dilation[d],
-                (long long)pad[d], dims[d], KN_SHOWN(x));
-    }
-    if (pad[0] || pad[1])
-        x = kn_pad(x, KN_PAD_CONSTANT, 0, KN_SHAPE(pad[1], pad[1], pad[0], pad[0]));
-    kn_tensor *w = kn_windows("unfold2d", x, 2, kernel[0], stride[0], dilation[0]);
-    w = kn_windows("unfold2d", w, 3, kernel[1], stride[1], dilation[1]);
-    if (!w) /* [N,C,P,Q,R,S] */
-        return NULL;
-    const int64_t rows = w->shape[1] * kernel[0] * kernel[1], columns = w->shape[2] * w->shape[3],
-                  images = w->shape[0];
-    w = kn_permute(w, 6, (int64_t[]){ 0, 1, 4, 5, 2, 3 });
-    return kn_reshape(w, KN_SHAPE(images, rows, columns));
 }

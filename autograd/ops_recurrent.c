@@ -69,8 +69,8 @@ static bool recurrent_forward(kn_op_call *c)
                                     .b = kn_transposed(kn_array_of(c->in[W_IH])),
                                     .bias = kn_array_or_none(c->in[B_IH]) };
     if (!work || !KN_RUN(gates, KN_K_MATMUL, inputs) ||
-        !(c->in[H0] ? kn_copied(h, kn_array_of(h), kn_array_of(c->in[H0]))
-                    : kn_filled(h, kn_array_of(h), 0, 0)))
+        !(c->in[H0] ? kn_array_copy(h, kn_array_of(h), kn_array_of(c->in[H0]))
+                    : kn_array_fill(h, kn_array_of(h), 0, 0)))
         return false;
     return KN_RUN(h, KN_K_RECURRENT,
                   ((kn_recurrent_args){ .y = kn_array_of(c->out[Y]),
@@ -96,8 +96,8 @@ static kn_tensor *state_grad(const kn_op_grad *g, int i)
     kn_tensor *d = kn_empty(kn_wide_dtype(s->dtype), kn_device_of(g->in[W_HH]), 2, s->shape);
     if (!d)
         return NULL;
-    const bool ok = g->dout[i] ? kn_copied(d, kn_array_of(d), kn_array_of(g->dout[i]))
-                               : kn_filled(d, kn_array_of(d), 0, 0);
+    const bool ok = g->dout[i] ? kn_array_copy(d, kn_array_of(d), kn_array_of(g->dout[i]))
+                               : kn_array_fill(d, kn_array_of(d), 0, 0);
     return ok ? d : NULL;
 }
 
@@ -107,7 +107,8 @@ static bool give_state(kn_op_grad *g, int i, kn_tensor *d)
     if (!g->want[i])
         return true;
     g->din[i] = d->dtype == g->in_spec[i].dtype ? d : kn_grad_out(g, i);
-    return g->din[i] == d || (g->din[i] && kn_copied(d, kn_array_of(g->din[i]), kn_array_of(d)));
+    return g->din[i] == d ||
+           (g->din[i] && kn_array_copy(d, kn_array_of(g->din[i]), kn_array_of(d)));
 }
 
 /* Steps [first, first + n) of t[T,N,...] as rows. */
@@ -117,51 +118,31 @@ static kn_array steps_of(const kn_tensor *t, int64_t first, int64_t n)
     return kn_array_make(a.data, a.dtype, 2, (int64_t[]){ n * a.shape[1], a.shape[2] });
 }
 
-static bool bias_grad(kn_op_grad *g, int i, kn_array d)
-{
-    kn_tensor *db = g->din[i] = kn_grad_out(g, i);
-    if (!db)
-        return false;
-    const kn_array row =
-        kn_array_make(kn_array_of(db).data, db->dtype, 2, (int64_t[]){ 1, db->shape[0] });
-    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ row, d, KN_SUM }));
-}
-
 /* dW_hh = sum over steps of dq^T h before: y of the step before, and h_0 at the first. */
 static bool hidden_weight_grad(kn_op_grad *g, const kn_tensor *dq, const kn_tensor *first)
 {
     const recurrent_attr *r = g->attr;
     const int64_t T = g->out_spec[Y].shape[0];
-    kn_tensor *dw = g->din[W_HH] = kn_grad_out(g, W_HH);
+    kn_tensor *dw = kn_grad_out(g, W_HH);
     if (!dw)
         return false;
     kn_matmul_args p = { .dst = kn_array_of(dw),
-                         .a = kn_transposed(steps_of(dq, r->reverse ? 0 : 1, T - 1)),
-                         .b = steps_of(g->out[Y], r->reverse ? 1 : 0, T - 1) };
-    if (!KN_RUN(dw, KN_K_MATMUL, p) || !g->in[H0])
-        return kn_ok();
-    p.a = kn_transposed(kn_array_of(first));
-    p.b = kn_array_of(g->in[H0]);
-    p.add = true;
-    return KN_RUN(dw, KN_K_MATMUL, p);
+                         .a = kn_transposed(kn_array_of(first)),
+                         .b = kn_array_or_none(g->in[H0]),
+                         .add = true };
+    return kn_product(dw, p.dst, kn_transposed(steps_of(dq, r->reverse ? 0 : 1, T - 1)),
+                      steps_of(g->out[Y], r->reverse ? 1 : 0, T - 1)) &&
+           (!g->in[H0] || KN_RUN(dw, KN_K_MATMUL, p));
 }
 
 static bool input_grads(kn_op_grad *g, kn_array d)
 {
-    if (g->want[X]) {
-        kn_tensor *dx = g->din[X] = kn_grad_out(g, X);
-        if (!dx || !KN_RUN(dx, KN_K_MATMUL,
-                           ((kn_matmul_args){
-                               .dst = kn_rows_of(dx), .a = d, .b = kn_array_of(g->in[W_IH]) })))
-            return false;
-    }
-    if (!g->want[W_IH])
-        return true;
-    kn_tensor *dw = g->din[W_IH] = kn_grad_out(g, W_IH);
-    return dw &&
-           KN_RUN(dw, KN_K_MATMUL,
-                  ((kn_matmul_args){
-                      .dst = kn_array_of(dw), .a = kn_transposed(d), .b = kn_rows_of(g->in[X]) }));
+    kn_tensor *dx = g->want[X] ? kn_grad_out(g, X) : NULL;
+    if (g->want[X] && !(dx && kn_product(dx, kn_rows_of(dx), d, kn_array_of(g->in[W_IH]))))
+        return false;
+    kn_tensor *dw = g->want[W_IH] ? kn_grad_out(g, W_IH) : NULL;
+    return !g->want[W_IH] ||
+           (dw && kn_product(dw, kn_array_of(dw), kn_transposed(d), kn_rows_of(g->in[X])));
 }
 
 static bool recurrent_backward(kn_op_grad *g)
@@ -191,8 +172,8 @@ static bool recurrent_backward(kn_op_grad *g)
                                                        .reverse = r->reverse })))
         return false;
     return input_grads(g, kn_rows_of(dp)) && (!g->want[W_HH] || hidden_weight_grad(g, dq, first)) &&
-           (!g->want[B_IH] || bias_grad(g, B_IH, kn_rows_of(dp))) &&
-           (!g->want[B_HH] || bias_grad(g, B_HH, kn_rows_of(dq))) && give_state(g, H0, dh) &&
+           (!g->want[B_IH] || kn_grad_bias(g, B_IH, kn_rows_of(dp))) &&
+           (!g->want[B_HH] || kn_grad_bias(g, B_HH, kn_rows_of(dq))) && give_state(g, H0, dh) &&
            (!lstm || give_state(g, C0, dc));
 }
 
@@ -200,7 +181,7 @@ static bool recurrent_backward(kn_op_grad *g)
     {                                                                                              \
         .name = the_name, .attr_size = sizeof(recurrent_attr),                                     \
         .save_in = 1 << X | 1 << W_IH | 1 << W_HH | 1 << H0 | 1 << C0 | 1 << LENGTHS,              \
-        .save_out = 1 << Y | 1 << GATES | 1 << KEPT, .const_in = 1 << LENGTHS,                     \
+        .save_out = 1 << Y | 1 << GATES | 1 << KEPT, .const_in = 1 << LENGTHS, .makes = true,      \
         .shape = recurrent_shape, .forward = recurrent_forward, .backward = recurrent_backward     \
     }
 KN_OPS(kn_op_recurrent, RECURRENT_OP("lstm"), RECURRENT_OP("gru"), RECURRENT_OP("rnn"));

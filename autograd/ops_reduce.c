@@ -63,7 +63,6 @@ static bool sum_backward(kn_op_grad *g)
         return false;
     kn_array dy = with_reduced_dims(g->dout[0], x->shape, x->ndim, a->dims, a->keep);
     dy = kn_array_expand(dy, x->ndim, x->shape);
-    g->din[0] = dx;
     double n = kn_count_of(x->ndim, x->shape, a->dims);
     if (a->kind == KN_SUM || n == 0 || kn_dtype_size(dx->dtype) != kn_dtype_size(g->dout[0]->dtype))
         return KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), dy }));
@@ -104,8 +103,6 @@ REDUCE_OP(argmax, 0, 0, NULL, NULL);
 static kn_tensor *reduce(const kn_op *op, kn_tensor *x, kn_reduce_kind kind, int n,
                          const int64_t *dims, bool keep)
 {
-    if (!kn_ok() || !kn_check(x, op->name))
-        return NULL;
     reduce_attr a = { .kind = kind, .keep = keep };
     return kn_dims(op->name, x, n, dims, &a.dims) ? kn_apply1(op, 1, &x, 0, &a) : NULL;
 }
@@ -128,13 +125,6 @@ kn_tensor *kn_amax(kn_tensor *x, int n, const int64_t *dims, bool keep)
 kn_tensor *kn_amin(kn_tensor *x, int n, const int64_t *dims, bool keep)
 {
     return reduce(&kn_op_min, x, KN_MIN, n, dims, keep);
-}
-
-kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep)
-{
-    const kn_op *op = kind == KN_MAX ? &kn_op_max : &kn_op_min;
-    reduce_attr a = { kind, dims, keep };
-    return kn_ok() ? kn_apply1(op, 1, &x, 0, &a) : NULL;
 }
 
 kn_tensor *kn_argmax(kn_tensor *x, int dim)

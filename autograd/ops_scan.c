@@ -21,12 +21,9 @@ static kn_tensor *run_scan(kn_tensor *x, int dim, kn_join by, bool reverse)
 /* x in the dtype that the scan computes in; *dim from 0 on. NULL with an error of op. */
 static kn_tensor *checked(const char *op, kn_tensor *x, int *dim, bool floats)
 {
-    if (!kn_ok() || !kn_check(x, op) || (*dim = kn_dim(op, x, *dim)) < 0)
+    if ((*dim = kn_dim(op, x, *dim)) < 0 || !kn_takes(op, x, floats))
         return NULL;
-    if (floats ? !kn_dtype_is_float(x->dtype) : !kn_dtype_is_arithmetic(x->dtype))
-        return kn_fail_null("%s: needs a %s, got %s; kn_cast it first", op,
-                            floats ? "float tensor" : "dtype with arithmetic", KN_SHOWN(x));
-    return kn_dtype_is_float(x->dtype) ? kn_loss_wide(x) : kn_cast(x, KN_I64);
+    return kn_dtype_is_float(x->dtype) ? kn_wide(x) : kn_cast(x, KN_I64);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -103,14 +100,9 @@ static kn_values extremum_forward(kn_function_run *run, kn_values in)
 {
     const scan *s = run->arg;
     kn_tensor *x = in.v[0], *y = run_scan(x, s->dim, s->by, false);
-    int64_t line[KN_MAX_DIMS];
-    for (int d = 0; d < x->ndim; d++)
-        line[d] = d == s->dim ? x->shape[d] : 1;
-    kn_tensor *place = kn_arange(KN_I64, kn_device_of(x), line[s->dim]);
+    kn_tensor *place = kn_arange(KN_I64, kn_device_of(x), x->shape[s->dim]);
     kn_tensor *won = kn_logical_or(kn_eq(x, y), kn_isnan(x));
-    kn_tensor *at = won && place
-                        ? kn_where(won, kn_view(place, x->ndim, line), kn_number_like(place, 0))
-                        : NULL;
+    kn_tensor *at = kn_where(won, kn_along(place, x->ndim, s->dim), kn_number_like(place, 0));
     at = run_scan(at, s->dim, KN_JOIN_MAX, false);
     kn_save_for_backward(run, at);
     return KN_VALUES(y, at);
@@ -157,7 +149,7 @@ kn_tensor *kn_cummin(kn_tensor *x, int dim, kn_tensor **indices)
 
 kn_tensor *kn_diff(kn_tensor *x, int n, int dim)
 {
-    if (!kn_ok() || !kn_check(x, "diff") || (dim = kn_dim("diff", x, dim)) < 0)
+    if ((dim = kn_dim("diff", x, dim)) < 0)
         return NULL;
     if (n < 0)
         return kn_fail_null("diff: n is %d, should be at least 0", n);

@@ -97,14 +97,11 @@ static kn_tensor *counts(const places *p, kn_tensor *x, kn_tensor *index)
 {
     const kn_dtype t = kn_numel(index) < 1 << 24 ? KN_F32 : KN_F64; /* exactly */
     const kn_device on = kn_device_of(x);
-    int64_t line[KN_MAX_DIMS];
-    for (int d = 0; d < x->ndim; d++)
-        line[d] = d == p->dim ? x->shape[d] : 1;
     kn_tensor *ones = kn_ones(t, on, index->ndim, index->shape);
     if (!p->slices)
         return kn_scatter_add(kn_zeros(t, on, x->ndim, x->shape), p->dim, index, ones);
     kn_tensor *n = kn_index_add(kn_zeros(t, on, 1, &x->shape[p->dim]), 0, index, ones);
-    return kn_view(n, x->ndim, line);
+    return kn_along(n, x->ndim, p->dim);
 }
 
 /* Of integers rounded down. */
@@ -275,7 +272,7 @@ kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n)
         return kn_fail_null("%s: needs a float x, got %s; kn_cast it first", softmax.name,
                             KN_SHOWN(x));
     kn_scope s = kn_scope_begin();
-    kn_tensor *wide = kn_cast(x, kn_wide_dtype(x->dtype));
+    kn_tensor *wide = kn_wide(x);
     kn_tensor *y =
         wide ? kn_function_call_n(&softmax, KN_VALUES(wide, index), &n, sizeof n).v[0] : NULL;
     return kn_scope_result(s, kn_cast(y, x->dtype));

@@ -58,42 +58,42 @@ static bool reshape_backward(kn_op_grad *g)
     if (!dx)
         return false;
     kn_array to = kn_array_make(kn_array_of(dx).data, dx->dtype, dy->ndim, dy->shape);
-    g->din[0] = dx;
-    return kn_copied(dx, to, kn_array_of(dy));
+    return kn_array_copy(dx, to, kn_array_of(dy));
 }
 
 KN_OP(kn_op_reshape, .name = "reshape", .attr_size = sizeof(shape_attr), .view = true,
       .shape = reshape_shape, .part = reshape_part, .backward = reshape_backward,
       .on_tape = kn_linear_on_tape);
 
+bool kn_sizes_of(const char *op, const char *where, int64_t count, int n, const int64_t *given,
+                 int64_t *sizes)
+{
+    int64_t known = 1;
+    int open = -1;
+    for (int d = 0; d < n; d++) {
+        sizes[d] = given[d];
+        if (given[d] == -1 && open < 0)
+            open = d;
+        else if (given[d] < 0 || __builtin_mul_overflow(known, given[d], &known))
+            return kn_fail("%s: size %lld %s %d cannot be (one size may be -1)", op,
+                           (long long)given[d], where, d);
+    }
+    if (open < 0)
+        return known == count;
+    sizes[open] = known > 0 ? count / known : -1;
+    return known > 0 && count % known == 0;
+}
+
 /* Fills in a size of -1 and checks the element count. */
 static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
 {
     char asked[192];
-    int64_t known = 1;
-    int open = -1;
     if (n < 0 || n > KN_MAX_DIMS)
         return kn_fail("%s: %d dims; at most %d are supported", op, n, KN_MAX_DIMS);
     if (n > 0 && !kn_given(shape, op, "the shape"))
         return false;
     a->n = n;
-    for (int d = 0; d < n; d++) {
-        a->size[d] = shape[d];
-        if (shape[d] == -1 && open < 0)
-            open = d;
-        else if (shape[d] < 0 || (shape[d] && known > INT64_MAX / shape[d]))
-            return kn_fail("%s: size %lld in dim %d cannot be (one size may be -1)", op,
-                           (long long)shape[d], d);
-        else
-            known *= shape[d];
-    }
-    if (open >= 0 && known > 0 && kn_numel(x) % known == 0) {
-        a->size[open] = kn_numel(x) / known;
-        known *= a->size[open];
-    } else if (open >= 0) {
-        known = -1;
-    }
-    return known == kn_numel(x) ||
+    return kn_sizes_of(op, "in dim", kn_numel(x), n, shape, a->size) ||
            kn_fail("%s: %s has %lld elements, the shape %s doesn't", op, KN_SHOWN(x),
                    (long long)kn_numel(x), sizes(n, shape, asked, sizeof asked));
 }
@@ -173,10 +173,8 @@ kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
 
 kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1)
 {
-    if (!kn_ok() || !kn_check(x, "transpose"))
-        return NULL;
     int a = kn_dim("transpose", x, dim0), b = kn_dim("transpose", x, dim1);
-    if (a < 0 || b < 0)
+    if (b < 0)
         return NULL;
     int64_t order[KN_MAX_DIMS];
     for (int d = 0; d < x->ndim; d++)
@@ -190,8 +188,8 @@ kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1)
 static bool put(kn_op_grad *g, int i, kn_tensor *dx, kn_array part)
 {
     if (!g->dout[i])
-        return kn_filled(dx, part, 0, 0);
-    return kn_grad_in_place(g, i) || kn_copied(dx, part, kn_array_of(g->dout[i]));
+        return kn_array_fill(dx, part, 0, 0);
+    return kn_grad_in_place(g, i) || kn_array_copy(dx, part, kn_array_of(g->dout[i]));
 }
 
 static bool slice_shape(kn_op_call *c)
@@ -226,8 +224,6 @@ KN_OP(kn_op_slice, .name = "slice", .attr_size = sizeof(kn_slice_attr), .view = 
 
 kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end)
 {
-    if (!kn_ok() || !kn_check(x, "slice"))
-        return NULL;
     kn_slice_attr a = { kn_dim("slice", x, dim), begin, end };
     return a.dim < 0 ? NULL : kn_apply1(&kn_op_slice, 1, &x, 0, &a);
 }
@@ -298,13 +294,7 @@ static int split_begin(const char *op, const kn_tensor *x, int dim, int n, kn_te
         return -1;
     for (int i = 0; i < n; i++)
         out[i] = NULL;
-    if (!kn_ok() || !kn_check(x, op))
-        return -1;
-    if (n < 1) {
-        kn_fail("%s: %d parts; at least 1 is needed", op, n);
-        return -1;
-    }
-    return kn_dim(op, x, dim);
+    return n < 1 ? kn_fail("%s: %d parts; at least 1 is needed", op, n) - 1 : kn_dim(op, x, dim);
 }
 
 bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
@@ -414,7 +404,7 @@ static bool cat_forward(kn_op_call *c)
     int64_t at = 0;
     for (int i = 0; i < c->nin; i++) {
         int64_t size = c->in[i]->shape[dim];
-        if (!kn_copied(c->out[0], kn_part(c->out[0], dim, at, size), kn_array_of(c->in[i])))
+        if (!kn_array_copy(c->out[0], kn_part(c->out[0], dim, at, size), kn_array_of(c->in[i])))
             return false;
         at += size;
     }
@@ -476,12 +466,10 @@ kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
     for (int i = 1; i < n; i++)
         if (!kn_check(x[i], "cat"))
             return NULL;
-    kn_operands operands;
-    kn_operands_begin(&operands, n < KN_MAX_IN ? n : KN_MAX_IN, x);
+    KN_OPERANDS_OF(n < KN_MAX_IN ? n : KN_MAX_IN, x);
     dim = kn_dim("cat", x[0], dim);
     bool fits = dim >= 0;
     for (int i = 1; fits && i < n; i++)
         fits = cat_fits(x[0], x[i], i, dim);
-    kn_operands_end(&operands);
     return fits ? join(x, n, dim) : NULL;
 }

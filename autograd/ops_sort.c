@@ -67,9 +67,7 @@ static kn_tensor *sort(const kn_op *op, kn_tensor *x, int dim, const int64_t *k,
     kn_tensor *out[2] = { NULL };
     if (indices)
         *indices = NULL;
-    if (!kn_ok() || !kn_check(x, op->name))
-        return NULL;
-    if (x->ndim == 0) {
+    if (kn_is_number(x)) {
         kn_tensor *y = kn_number_of(sort(op, kn_row_of(x), dim, k, descending, indices));
         if (indices)
             *indices = kn_number_of(*indices);
@@ -93,7 +91,7 @@ kn_tensor *kn_sort_(kn_tensor *x, int dim, kn_sort_options o)
 
 kn_tensor *kn_argsort(kn_tensor *x, int dim, bool descending)
 {
-    if (!kn_ok() || !kn_check(x, "argsort") || (x->ndim > 0 && kn_dim("argsort", x, dim) < 0))
+    if (!kn_is_number(x) && kn_dim("argsort", x, dim) < 0)
         return NULL;
     kn_tensor *indices;
     kn_scope s = kn_scope_begin();
@@ -118,31 +116,18 @@ static bool cumsum_shape(kn_op_call *c)
            kn_fail("cumsum: dtype %s has no sums; kn_cast it first", kn_dtype_name(x->dtype));
 }
 
-static bool cumsum_run(kn_tensor *y, kn_tensor *x, int dim, bool reverse)
+static bool cumsum(kn_tensor *y, kn_tensor *x, const void *attr, bool back)
 {
-    return y && KN_RUN(y, KN_K_CUMSUM,
-                       ((kn_cumsum_args){ kn_array_of(y), kn_array_of(x), dim, reverse }));
-}
-
-static bool cumsum_forward(kn_op_call *c)
-{
-    return cumsum_run(c->out[0], c->in[0], *(const int *)c->attr, false);
-}
-
-static bool cumsum_backward(kn_op_grad *g)
-{
-    g->din[0] = kn_grad_out(g, 0);
-    return cumsum_run(g->din[0], g->dout[0], *(const int *)g->attr, true);
+    const int dim = *(const int *)attr;
+    return KN_RUN(y, KN_K_CUMSUM, ((kn_cumsum_args){ kn_array_of(y), kn_array_of(x), dim, back }));
 }
 
 KN_OP(kn_op_cumsum, .name = "cumsum", .attr_size = sizeof(int), .shape = cumsum_shape,
-      .forward = cumsum_forward, .backward = cumsum_backward, .on_tape = kn_linear_on_tape);
+      KN_MAP(cumsum), .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_cumsum(kn_tensor *x, int dim)
 {
-    if (!kn_ok() || !kn_check(x, "cumsum"))
-        return NULL;
-    if (x->ndim == 0)
+    if (kn_is_number(x))
         return kn_number_of(kn_cumsum(kn_row_of(x), dim));
     int d = kn_dim("cumsum", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_cumsum, 1, &x, 0, &d);

@@ -47,11 +47,10 @@ static void rotation(int64_t turn, int64_t n, int sign, double out[2])
     out[1] = sign * sin(angle);
 }
 
-/* Numbers of the host as a tensor of x's dtype and device; frees them. */
+/* kn_of_host in x's dtype, on its device. */
 static kn_tensor *constant(const kn_tensor *x, double *v, int ndim, const int64_t *shape)
 {
-    kn_tensor *t = v ? kn_from(KN_F64, kn_device_of(x), v, ndim, shape) : NULL;
-    kn_host_free(v);
+    kn_tensor *t = kn_of_host(KN_F64, kn_device_of(x), v, ndim, shape);
     return t ? kn_cast(t, x->dtype) : NULL;
 }
 
@@ -132,8 +131,7 @@ kn_tensor *kn_rfft(kn_tensor *x)
     if (!length_fits("rfft", n))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *y =
-        transform(kn_loss_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / n, n))), n, true, -1);
+    kn_tensor *y = transform(kn_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / n, n))), n, true, -1);
     y = with_lead(kn_slice(y, 1, 0, n / 2 + 1), x, 1);
     return kn_scope_result(s, kn_cast(y, x->dtype));
 }
@@ -167,7 +165,7 @@ kn_tensor *kn_irfft(kn_tensor *x, int64_t n)
     if (!length_fits("irfft", n))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *flat = kn_loss_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / (2 * m), m, 2)));
+    kn_tensor *flat = kn_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / (2 * m), m, 2)));
     kn_tensor *y = with_lead(flat ? inverse(flat, n) : NULL, x, 2);
     return kn_scope_result(s, kn_cast(y, x->dtype));
 }
@@ -203,7 +201,7 @@ static bool frames_fit(const char *op, const kn_tensor *x, kn_stft_options *o)
 static kn_tensor *window_of(const kn_stft_options *o)
 {
     const int64_t room = o->window ? o->n_fft - o->window->shape[0] : 0;
-    kn_tensor *w = o->window ? kn_loss_wide(o->window) : NULL;
+    kn_tensor *w = o->window ? kn_wide(o->window) : NULL;
     return w && room ? kn_pad(w, KN_PAD_CONSTANT, 0, 2, (int64_t[]){ room / 2, room - room / 2 })
                      : w;
 }
@@ -223,7 +221,7 @@ kn_tensor *kn_stft_(kn_tensor *x, kn_stft_options o)
             "stft: %lld elements of x %s are too few for frames of %lld (window %s)", (long long)L,
             KN_SHOWN(x), (long long)o.n_fft, shown(o.window));
     kn_scope s = kn_scope_begin();
-    kn_tensor *w = window_of(&o), *y = kn_loss_wide(x);
+    kn_tensor *w = window_of(&o), *y = kn_wide(x);
     y = half ? kn_pad(y, KN_PAD_REFLECT, 0, 2, (int64_t[]){ half, half }) : y;
     y = kn_unfold(y, -1, o.n_fft, o.hop);
     y = kn_rfft(w ? kn_mul(y, w) : y);
@@ -268,7 +266,7 @@ kn_tensor *kn_istft_(kn_tensor *x, kn_stft_options o)
         return kn_fail_null("istft: the frames of x %s span %lld elements, not %lld to %lld",
                             KN_SHOWN(x), (long long)L, (long long)from, (long long)to);
     kn_scope s = kn_scope_begin();
-    kn_tensor *w = window_of(&o), *wide = kn_loss_wide(x), *y = NULL;
+    kn_tensor *w = window_of(&o), *wide = kn_wide(x), *y = NULL;
     wide = wide && n == 3 ? kn_unsqueeze(wide, 0) : wide;
     kn_tensor *frames = kn_irfft(kn_transpose(wide, 1, 2), o.n_fft);
     frames = frames && w ? kn_mul(frames, w) : frames;

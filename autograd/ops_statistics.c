@@ -10,16 +10,7 @@
 static bool checked(const char *op, const kn_tensor *x, int n, const int64_t *list, bool floats,
                     uint32_t *dims)
 {
-    if (!kn_ok() || !kn_check(x, op) || !kn_dims(op, x, n, list, dims))
-        return false;
-    return (floats ? kn_dtype_is_float(x->dtype) : kn_dtype_is_arithmetic(x->dtype)) ||
-           kn_fail("%s: needs a %s, got %s; kn_cast it first", op,
-                   floats ? "float tensor" : "dtype with arithmetic", KN_SHOWN(x));
-}
-
-static kn_tensor *widened(kn_tensor *x)
-{
-    return x->dtype == KN_BF16 || x->dtype == KN_F16 ? kn_cast(x, KN_F32) : x;
+    return kn_dims(op, x, n, list, dims) && kn_takes(op, x, floats);
 }
 
 /* Ends the scope of a composition: y goes on, in dtype. */
@@ -47,11 +38,11 @@ kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep)
     if (!checked("logsumexp", x, n, dims, true, &set))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *wide = widened(x), *y = NULL;
+    kn_tensor *wide = kn_wide(x), *y = NULL;
     if (wide && kn_count_of(x->ndim, x->shape, set) == 0) {
         y = kn_log(kn_sum(wide, n, dims, keep));
     } else if (wide) {
-        kn_tensor *top = kn_extremum(kn_detach(wide), KN_MAX, set, true);
+        kn_tensor *top = kn_amax(kn_detach(wide), n, dims, true);
         top = kn_where(kn_eq(kn_abs(top), kn_number_like(top, INFINITY)), kn_number_like(top, 0),
                        top);
         y = kn_log(kn_sum(kn_exp(kn_sub(wide, top)), n, dims, keep));
@@ -62,47 +53,37 @@ kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep)
 
 /* ---- variance -------------------------------------------------------------------------------- */
 
-typedef struct far_attr {
+typedef struct centred_attr {
     int n;
     int64_t dims[KN_MAX_DIMS];
-} far_attr;
+} centred_attr;
 
-static bool far_shape(kn_op_call *c)
-{
-    c->spec[0] = kn_spec_like(c->in[0]);
-    c->spec[0].order = kn_order_of(c->in[0]);
-    return true;
-}
-
-static kn_tensor *mean_of(const far_attr *a, kn_tensor *x)
+static kn_tensor *mean_of(const centred_attr *a, kn_tensor *x)
 {
     return kn_mean(x, a->n, a->dims, true);
 }
 
 /* x - mean */
-static bool far_forward(kn_op_call *c)
+static bool centred_forward(kn_op_call *c)
 {
-    kn_scope s = kn_scope_begin();
-    kn_tensor *mean = mean_of(c->attr, kn_detach(c->in[0])), *y = c->out[0];
-    const bool ok =
-        mean &&
-        KN_RUN(y, KN_K_BINARY,
-               ((kn_binary_args){ kn_array_of(y), kn_array_of(c->in[0]),
-                                  kn_array_expand(kn_array_of(mean), y->ndim, y->shape), KN_SUB }));
-    kn_scope_end(s);
-    return ok;
+    kn_tensor *mean = mean_of(c->attr, c->in[0]), *y = c->out[0];
+    return mean && KN_RUN(y, KN_K_BINARY,
+                          ((kn_binary_args){ kn_array_of(y), kn_array_of(c->in[0]),
+                                             kn_array_expand(kn_array_of(mean), y->ndim, y->shape),
+                                             KN_SUB }));
 }
 
 /* dy - mean of dy, which is 0 of a variance's: dy = f (x - mean). Not so its derivative. */
-static bool far_backward(kn_op_grad *g)
+static bool centred_backward(kn_op_grad *g)
 {
     kn_tensor *dy = g->dout[0];
     g->din[0] = kn_grad_mode() ? kn_sub(dy, mean_of(g->attr, dy)) : dy;
     return g->din[0] != NULL;
 }
 
-KN_OP(kn_op_far, .name = "far", .attr_size = sizeof(far_attr), .shape = far_shape,
-      .forward = far_forward, .backward = far_backward, .on_tape = far_backward);
+KN_OP(kn_op_centred, .name = "centred", .makes = true, .attr_size = sizeof(centred_attr),
+      .shape = kn_shape_of_input, .forward = centred_forward, .backward = centred_backward,
+      .on_tape = centred_backward);
 
 /* sum (x - mean)^2 / (count - correction), widened. */
 static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *dims,
@@ -115,11 +96,11 @@ static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *d
     if (!isfinite(correction))
         return kn_fail_null("%s: correction is %g, should be finite (0: 1; KN_ZERO: 0)", op,
                             correction);
-    kn_tensor *wide = widened(x);
-    far_attr a = { .n = n };
+    kn_tensor *wide = kn_wide(x);
+    centred_attr a = { .n = n };
     if (n > 0)
         memcpy(a.dims, dims, (size_t)n * sizeof *dims);
-    kn_tensor *far = kn_apply1(&kn_op_far, 1, &wide, 0, &a);
+    kn_tensor *far = kn_apply1(&kn_op_centred, 1, &wide, 0, &a);
     return kn_scale(kn_sum(kn_mul(far, far), n, dims, o->keep),
                     1 / fmax(0, kn_count_of(x->ndim, x->shape, set) - correction));
 }
@@ -171,13 +152,13 @@ kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep
         return kn_fail_null(
             "norm: there are no elements to reduce, so the norm for p = %g has no value", p);
     kn_scope s = kn_scope_begin();
-    kn_tensor *wide = widened(x), *y;
+    kn_tensor *wide = kn_wide(x), *y;
     if (p == 2)
         y = root(kn_sum(kn_mul(wide, wide), n, dims, keep), 0.5);
     else if (p == 1)
         y = kn_sum(kn_abs(wide), n, dims, keep);
     else if (isinf(p))
-        y = kn_extremum(kn_abs(wide), p > 0 ? KN_MAX : KN_MIN, set, keep);
+        y = (p > 0 ? kn_amax : kn_amin)(kn_abs(wide), n, dims, keep);
     else if (p == 0)
         y = kn_sum(counted(wide), n, dims, keep);
     else
@@ -215,7 +196,7 @@ kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
         if (keep || !(set >> d & 1))
             left[ndim++] = set >> d & 1 ? 1 : x->shape[d];
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = floats ? widened(x) : kn_cast(x, KN_I64);
+    kn_tensor *y = floats ? kn_wide(x) : kn_cast(x, KN_I64);
     if (y && kn_count_of(x->ndim, x->shape, set) == 0) {
         y = kn_add_scalar(kn_sum(y, n, dims, keep), 1);
     } else if (y) {

@@ -36,8 +36,7 @@ static kn_array samples_of(const kn_tensor *x)
 /* A tensor of the current scope. */
 static kn_tensor *room(kn_dtype dtype, const kn_tensor *like, int64_t rows, int64_t columns)
 {
-    return kn_tensor_new(dtype, kn_device_of(like), NULL, KN_MEM_ACTIVATION, 2,
-                         (int64_t[]){ rows, columns }, NULL, true);
+    return kn_empty(dtype, kn_device_of(like), KN_SHAPE(rows, columns));
 }
 
 /* Elements from column on of row i of t[rows, columns]: shape [n]. */
@@ -80,8 +79,7 @@ static bool own_moments(const kn_tensor *x, double eps, const kn_tensor *all, in
                                        .eps = eps,
                                        .momentum = 1,
                                        .training = true };
-        if (!KN_RUN(x, KN_K_FILL, ((kn_fill_args){ moments.running_var, 0, 0 })) ||
-            !KN_RUN(x, KN_K_BATCH_NORM, moments))
+        if (!kn_array_fill(x, moments.running_var, 0, 0) || !KN_RUN(x, KN_K_BATCH_NORM, moments))
             return false;
     }
     kn_batch_norm_join_args join = { .a = part_of_row(all, r, 0, C),
@@ -149,15 +147,13 @@ static bool whole_moments(kn_op_call *c, const kn_tensor *x, const kn_tensor *to
     for (int i = 3; i < 5; i++) {
         if (!c->in[i])
             continue;
-        if (!kn_tensor_before_write(c->in[i], "batch_norm"))
-            return false;
         *running[i - 3] = kn_array_of(c->in[i]);
         kn_written(c->in[i]);
     }
     return KN_RUN(x, KN_K_BATCH_NORM_JOIN, join) && enough(c->out[3], a->comm);
 }
 
-static bool forward(kn_op_call *c)
+static bool sync_forward(kn_op_call *c)
 {
     const sync_attr *a = c->attr;
     const kn_tensor *x = kn_contiguous(c->in[0]);
@@ -178,17 +174,6 @@ static bool forward(kn_op_call *c)
     return KN_RUN(x, KN_K_BATCH_NORM, args);
 }
 
-/* Operations inside record nothing, and what they make goes at once. */
-static bool sync_forward(kn_op_call *c)
-{
-    const bool mode = kn_set_grad_mode(false);
-    kn_scope scope = kn_scope_begin();
-    const bool ok = forward(c);
-    kn_scope_end(scope);
-    kn_set_grad_mode(mode);
-    return ok;
-}
-
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* sum dy h and sum dy of this rank's samples, to row r of all. */
@@ -202,9 +187,8 @@ static bool own_sums(const kn_op_grad *g, const kn_tensor *x, const kn_tensor *d
         return false;
     if (any) {
         for (int i = 0; i < 2; i++) {
-            kn_array to = row_as_samples(of, i, x),
-                     from = kn_array_expand(kn_array_of(g->out[1 + i]), 2, x->shape);
-            if (!KN_RUN(x, KN_K_COPY, ((kn_copy_args){ to, from })))
+            const kn_array from = kn_array_expand(kn_array_of(g->out[1 + i]), 2, x->shape);
+            if (!kn_array_copy(x, row_as_samples(of, i, x), from))
                 return false;
         }
         kn_batch_norm_grad_args sums = { .dw = part_of_row(of, 2, 0, rows),
@@ -232,10 +216,8 @@ static bool give_own(kn_op_grad *g, const kn_tensor *all, int r, int64_t C)
     for (int i = 1; i < 3; i++) {
         if (!g->want[i])
             continue;
-        g->din[i] = kn_grad_out(g, i);
-        if (!g->din[i] || !KN_RUN(all, KN_K_COPY,
-                                  ((kn_copy_args){ kn_array_of(g->din[i]),
-                                                   part_of_row(all, r, (i - 1) * C, C) })))
+        const kn_tensor *d = kn_grad_out(g, i);
+        if (!d || !kn_array_copy(d, kn_array_of(d), part_of_row(all, r, (i - 1) * C, C)))
             return false;
     }
     return true;
@@ -293,9 +275,14 @@ static kn_tensor *before_relu(const kn_op_grad *g)
     return KN_RUN(x, KN_K_BATCH_NORM_GRAD, args) ? masked : NULL;
 }
 
-static bool backward(kn_op_grad *g)
+static bool sync_backward(kn_op_grad *g)
 {
     const sync_attr *a = g->attr;
+    if (!g->dout[0])
+        return true; /* the statistics have no gradient of their own */
+    for (int i = 0; i < 6; i += 5)
+        if (g->want[i] && !kn_grad_as(g, i, g->in[0]))
+            return false;
     kn_tensor *masked = before_relu(g);
     const kn_tensor *x = kn_contiguous(g->in[0]), *dy = kn_contiguous(masked);
     kn_tensor *all = dy ? room(KN_F64, x, kn_comm_size(a->comm), 2 * x->shape[1]) : NULL;
@@ -304,23 +291,10 @@ static bool backward(kn_op_grad *g)
            (!g->want[0] || give_dx(g, masked, all));
 }
 
-static bool sync_backward(kn_op_grad *g)
-{
-    if (!g->dout[0])
-        return true; /* the statistics have no gradient of their own */
-    for (int i = 0; i < 6; i += 5)
-        if (g->want[i] && !(g->din[i] = kn_grad_as(g, i, g->in[0])))
-            return false;
-    kn_scope scope = kn_scope_begin();
-    const bool ok = backward(g);
-    kn_scope_end_except(scope, g->din, 6);
-    return ok;
-}
-
 #define SYNC_OP(id, text, in, out)                                                                 \
     KN_OP(id, .name = (text), .attr_size = sizeof(sync_attr), .save_in = (in), .save_out = (out),  \
-          .const_in = 8 | 16, .collective = true, .shape = sync_shape, .forward = sync_forward,    \
-          .backward = sync_backward)
+          .const_in = 8 | 16, .collective = true, .makes = true, .shape = sync_shape,              \
+          .forward = sync_forward, .backward = sync_backward)
 SYNC_OP(kn_op_sync_batch_norm, "sync_batch_norm", 1 | 2, 2 | 4 | 8);
 SYNC_OP(kn_op_sync_batch_norm_relu, "sync_batch_norm_relu", 1 | 2 | 4, 2 | 4 | 8);
 SYNC_OP(kn_op_sync_batch_norm_add_relu, "sync_batch_norm_add_relu", 1 | 2, 1 | 2 | 4 | 8);

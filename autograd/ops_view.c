@@ -11,7 +11,7 @@ kn_tensor *kn_squeeze(kn_tensor *x, int n, const int64_t *dims)
     uint32_t chosen;
     int64_t shape[KN_MAX_DIMS];
     int left = 0;
-    if (!kn_ok() || !kn_check(x, "squeeze") || !kn_dims("squeeze", x, n, dims, &chosen))
+    if (!kn_dims("squeeze", x, n, dims, &chosen))
         return NULL;
     for (int d = 0; d < x->ndim; d++)
         if (x->shape[d] != 1 || !(chosen >> d & 1))
@@ -39,12 +39,10 @@ kn_tensor *kn_unsqueeze(kn_tensor *x, int dim)
 kn_tensor *kn_flatten(kn_tensor *x, int start, int end)
 {
     int64_t shape[KN_MAX_DIMS], size = 1;
-    if (!kn_ok() || !kn_check(x, "flatten"))
-        return NULL;
-    if (x->ndim == 0 && start >= -1 && start <= 0 && end >= -1 && end <= 0)
+    if (kn_is_number(x) && start >= -1 && start <= 0 && end >= -1 && end <= 0)
         return kn_view(x, 1, &size);
-    const int a = kn_dim("flatten", x, start), b = a < 0 ? -1 : kn_dim("flatten", x, end);
-    if (a < 0 || b < 0)
+    const int a = kn_dim("flatten", x, start), b = kn_dim("flatten", x, end);
+    if (b < 0)
         return NULL;
     if (a > b)
         return kn_fail_null("flatten: dim %d comes after dim %d in %s; start is at most end", start,
@@ -56,35 +54,9 @@ kn_tensor *kn_flatten(kn_tensor *x, int start, int end)
     return kn_reshape(x, x->ndim - (b - a), shape);
 }
 
-/* Sizes of n dims that dim of x becomes; fills in a -1. */
-static bool parts_of_dim(const kn_tensor *x, int dim, int n, const int64_t *given, int64_t *sizes)
-{
-    int64_t known = 1;
-    int open = -1;
-    for (int i = 0; i < n; i++) {
-        sizes[i] = given[i];
-        const bool first = sizes[i] == -1 && open < 0;
-        if (first)
-            open = i;
-        else if (sizes[i] < 0 || __builtin_mul_overflow(known, sizes[i], &known))
-            return kn_fail("unflatten: size %lld of part %d cannot be (one size may be -1)",
-                           (long long)sizes[i], i);
-    }
-    if (open >= 0 && known > 0 && x->shape[dim] % known == 0) {
-        sizes[open] = x->shape[dim] / known;
-        known = x->shape[dim];
-        open = -1;
-    }
-    return (open < 0 && known == x->shape[dim]) ||
-           kn_fail("unflatten: the sizes don't multiply to the %lld elements of dim %d of %s",
-                   (long long)x->shape[dim], dim, KN_SHOWN(x));
-}
-
 kn_tensor *kn_unflatten(kn_tensor *x, int dim, int n, const int64_t *sizes)
 {
     int64_t shape[KN_MAX_DIMS];
-    if (!kn_ok() || !kn_check(x, "unflatten"))
-        return NULL;
     const int at = kn_dim("unflatten", x, dim);
     if (at < 0)
         return NULL;
@@ -93,8 +65,12 @@ kn_tensor *kn_unflatten(kn_tensor *x, int dim, int n, const int64_t *sizes)
             "unflatten: dim %d of %s as %d dims; it becomes at least 1, and the result "
             "has at most %d dims",
             dim, KN_SHOWN(x), n, KN_MAX_DIMS);
-    if (!kn_given(sizes, "unflatten", "the sizes") || !parts_of_dim(x, at, n, sizes, shape + at))
+    if (!kn_given(sizes, "unflatten", "the sizes"))
         return NULL;
+    if (!kn_sizes_of("unflatten", "of part", x->shape[at], n, sizes, shape + at))
+        return kn_fail_null(
+            "unflatten: the sizes don't multiply to the %lld elements of dim %d of %s",
+            (long long)x->shape[at], at, KN_SHOWN(x));
     memcpy(shape, x->shape, (size_t)at * sizeof *shape);
     memcpy(shape + at + n, x->shape + at + 1, (size_t)(x->ndim - at - 1) * sizeof *shape);
     return kn_view(x, x->ndim - 1 + n, shape);
@@ -103,16 +79,28 @@ kn_tensor *kn_unflatten(kn_tensor *x, int dim, int n, const int64_t *sizes)
 kn_tensor *kn_movedim(kn_tensor *x, int from, int to)
 {
     int64_t order[KN_MAX_DIMS];
-    if (!kn_ok() || !kn_check(x, "movedim"))
-        return NULL;
-    const int a = kn_dim("movedim", x, from), b = a < 0 ? -1 : kn_dim("movedim", x, to);
-    if (a < 0 || b < 0)
+    const int a = kn_dim("movedim", x, from), b = kn_dim("movedim", x, to);
+    if (b < 0)
         return NULL;
     for (int d = 0, next = 0; d < x->ndim; d++) {
         next += next == a;
         order[d] = d == b ? a : next++;
     }
     return kn_permute(x, x->ndim, order);
+}
+
+/* ---- the gradient of a view that shows no element twice: dy in the same view of zeros -------- */
+
+static bool view_backward(kn_op_grad *g)
+{
+    const kn_op *op = g->node->op;
+    kn_tensor *dx = kn_grad_zeros(g, 0);
+    kn_op_call c = { .op = op, .nin = 1, .nout = 1, .in = { dx }, .attr = g->node->attr };
+    if (!dx || !op->shape(&c))
+        return false;
+    const kn_spec *s = &c.spec[0];
+    const kn_tensor *part = kn_tensor_alias(dx, s->offset, s->ndim, s->shape, s->stride);
+    return part && kn_array_copy(dx, kn_array_of(part), kn_array_of(g->dout[0]));
 }
 
 /* ---- diagonal -------------------------------------------------------------------------------- */
@@ -122,65 +110,35 @@ typedef struct diagonal_attr {
     int64_t offset;
 } diagonal_attr;
 
-/* Where the diagonal lies in elements of this shape and these strides. */
-static void diagonal_place(kn_spec *s, int ndim, const int64_t *shape, const int64_t *stride,
-                           const diagonal_attr *a)
-{
-    const int i = a->dim[0], j = a->dim[1];
-    const int64_t skip_i = a->offset < 0 ? -a->offset : 0, skip_j = a->offset > 0 ? a->offset : 0;
-    const int64_t rows = shape[i] - skip_i, columns = shape[j] - skip_j;
-    const int64_t size = rows < columns ? rows : columns;
-    s->ndim = 0;
-    for (int d = 0; d < ndim; d++) {
-        if (d == i || d == j)
-            continue;
-        s->shape[s->ndim] = shape[d];
-        s->stride[s->ndim++] = stride[d];
-    }
-    s->shape[s->ndim] = size > 0 ? size : 0;
-    s->stride[s->ndim++] = stride[i] + stride[j];
-    s->offset = size > 0 ? skip_i * stride[i] + skip_j * stride[j] : 0;
-}
-
 static bool diagonal_shape(kn_op_call *c)
 {
+    const diagonal_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    c->spec[0].dtype = x->dtype;
-    diagonal_place(&c->spec[0], x->ndim, x->shape, x->stride, c->attr);
+    kn_spec *s = &c->spec[0];
+    const int i = a->dim[0], j = a->dim[1];
+    const int64_t skip_i = a->offset < 0 ? -a->offset : 0, skip_j = a->offset > 0 ? a->offset : 0;
+    const int64_t rows = x->shape[i] - skip_i, columns = x->shape[j] - skip_j;
+    const int64_t size = rows < columns ? rows : columns;
+    s->dtype = x->dtype;
+    for (int d = 0; d < x->ndim; d++) {
+        if (d == i || d == j)
+            continue;
+        s->shape[s->ndim] = x->shape[d];
+        s->stride[s->ndim++] = x->stride[d];
+    }
+    s->shape[s->ndim] = size > 0 ? size : 0;
+    s->stride[s->ndim++] = x->stride[i] + x->stride[j];
+    s->offset = size > 0 ? skip_i * x->stride[i] + skip_j * x->stride[j] : 0;
     return true;
 }
 
-/* A part of dx, as the spec places it. */
-static kn_array placed(const kn_tensor *dx, const kn_spec *s)
-{
-    kn_array a = kn_array_of(dx);
-    if (a.data)
-        a.data = (char *)a.data + (size_t)s->offset * kn_dtype_size(a.dtype);
-    a.ndim = s->ndim;
-    memcpy(a.shape, s->shape, sizeof a.shape);
-    memcpy(a.stride, s->stride, sizeof a.stride);
-    return a;
-}
-
-static bool diagonal_backward(kn_op_grad *g)
-{
-    kn_spec part;
-    kn_tensor *dx = kn_grad_zeros(g, 0);
-    if (!dx)
-        return false;
-    diagonal_place(&part, dx->ndim, dx->shape, dx->stride, g->attr);
-    return kn_copied(dx, placed(dx, &part), kn_array_of(g->dout[0]));
-}
-
 KN_OP(kn_op_diagonal, .name = "diagonal", .attr_size = sizeof(diagonal_attr), .view = true,
-      .shape = diagonal_shape, .backward = diagonal_backward, .on_tape = kn_linear_on_tape);
+      .shape = diagonal_shape, .backward = view_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1)
 {
-    if (!kn_ok() || !kn_check(x, "diagonal"))
-        return NULL;
-    const int i = kn_dim("diagonal", x, dim0), j = i < 0 ? -1 : kn_dim("diagonal", x, dim1);
-    if (i < 0 || j < 0)
+    const int i = kn_dim("diagonal", x, dim0), j = kn_dim("diagonal", x, dim1);
+    if (j < 0)
         return NULL;
     if (i == j)
         return kn_fail_null("diagonal: dims %d and %d of %s are the same; two are needed", dim0,
@@ -198,25 +156,18 @@ typedef struct unfold_attr {
     int64_t count, size, step, dilation; /* count windows of size elements */
 } unfold_attr;
 
-/* Where the windows lie in elements of this shape and these strides. */
-static void unfold_place(kn_spec *s, int ndim, const int64_t *shape, const int64_t *stride,
-                         const unfold_attr *a)
-{
-    memcpy(s->shape, shape, (size_t)ndim * sizeof *shape);
-    memcpy(s->stride, stride, (size_t)ndim * sizeof *stride);
-    s->ndim = ndim + 1;
-    s->offset = 0;
-    s->shape[a->dim] = a->count;
-    s->stride[a->dim] = a->count > 1 ? a->step * stride[a->dim] : stride[a->dim];
-    s->shape[ndim] = a->size;
-    s->stride[ndim] = a->size > 1 ? a->dilation * stride[a->dim] : stride[a->dim];
-}
-
 static bool unfold_shape(kn_op_call *c)
 {
+    const unfold_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    c->spec[0].dtype = x->dtype;
-    unfold_place(&c->spec[0], x->ndim, x->shape, x->stride, c->attr);
+    kn_spec *s = &c->spec[0];
+    *s = kn_spec_like(x);
+    memcpy(s->stride, x->stride, sizeof s->stride);
+    s->ndim = x->ndim + 1;
+    s->shape[a->dim] = a->count;
+    s->stride[a->dim] = x->stride[a->dim] * (a->count > 1 ? a->step : 1);
+    s->shape[x->ndim] = a->size;
+    s->stride[x->ndim] = x->stride[a->dim] * (a->size > 1 ? a->dilation : 1);
     return true;
 }
 
@@ -231,8 +182,8 @@ static kn_tensor *places_of_windows(const unfold_attr *a, kn_device device)
         return NULL;
     kn_binary_args sum = { kn_array_of(at), kn_array_expand(kn_array_of(first), 2, both),
                            kn_array_expand(kn_array_of(next), 2, both), KN_ADD };
-    return kn_filled(at, kn_array_of(first), 0, (double)a->step) &&
-                   kn_filled(at, kn_array_of(next), 0, (double)a->dilation) &&
+    return kn_array_fill(at, kn_array_of(first), 0, (double)a->step) &&
+                   kn_array_fill(at, kn_array_of(next), 0, (double)a->dilation) &&
                    KN_RUN(at, KN_K_BINARY, sum)
                ? at
                : NULL;
@@ -264,14 +215,8 @@ static bool add_windows(kn_op_grad *g, const unfold_attr *a)
 static bool unfold_backward(kn_op_grad *g)
 {
     const unfold_attr *a = g->attr;
-    if (a->count > 1 && a->step <= (a->size - 1) * a->dilation)
-        return add_windows(g, a);
-    kn_spec part;
-    kn_tensor *dx = kn_grad_zeros(g, 0);
-    if (!dx)
-        return false;
-    unfold_place(&part, dx->ndim, dx->shape, dx->stride, a);
-    return kn_copied(dx, placed(dx, &part), kn_array_of(g->dout[0]));
+    const bool share = a->count > 1 && a->step <= (a->size - 1) * a->dilation;
+    return share ? add_windows(g, a) : view_backward(g);
 }
 
 KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = true,
@@ -280,8 +225,6 @@ KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = 
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation)
 {
-    if (!kn_ok() || !kn_check(x, op))
-        return NULL;
     const int at = kn_dim(op, x, dim);
     if (at < 0)
         return NULL;
@@ -312,8 +255,6 @@ kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int6
 
 kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index)
 {
-    if (!kn_ok() || !kn_check(x, "select"))
-        return NULL;
     const int d = kn_dim("select", x, dim);
     if (d < 0)
         return NULL;

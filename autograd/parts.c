@@ -120,7 +120,7 @@ static bool fill_others(const struct kn_home *h)
     for (const kn_node *u = h->cut; u; u = u->next_cut) {
         const kn_slice_attr *cut = u->attr;
         const kn_array part = kn_part(h->place, cut->dim, cut->begin, cut->end - cut->begin);
-        if (!u->has_grad && !kn_filled(h->place, part, 0, 0))
+        if (!u->has_grad && !kn_array_fill(h->place, part, 0, 0))
             return false;
     }
     return true;

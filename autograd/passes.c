@@ -1,5 +1,5 @@
 /* autograd/passes.c: sets of backwards. Each gradient carries the set of those that are summed in
- * it, so the number of micro-batches in any gradients is the size of a union (nn/rounds.c).
+ * it, so the number of micro-batches in any gradients is the size of a union (nn/means.c).
  * Backwards that follow each other are one run of numbers. The scale of
  * their losses goes with them, so a step knows what its gradients are to be divided by, and whether
  * one number does. */

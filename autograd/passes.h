@@ -1,5 +1,6 @@
 /* autograd/passes.h (private): sets of backwards, and the scale that multiplied their losses: what
- * a gradient carries (passes.c, scale.c). */
+ * a gradient carries (passes.c, scale.c). Backwards are known by kn_engine.number, not by
+ * kn_engine.pass (engine.h). */
 #ifndef KNAP_AUTOGRAD_PASSES_H
 #define KNAP_AUTOGRAD_PASSES_H
 

@@ -152,13 +152,6 @@ static uint64_t like(const kn_tensor *t)
     return h;
 }
 
-static bool bare(kn_saved *s, const kn_tensor *t)
-{
-    s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
-    s->version = kn_version_of(t);
-    return s->tensor != NULL;
-}
-
 static bool differs(const kn_record *r, const kn_tensor *t)
 {
     return kn_fail(AGAIN "it computed something else than forward did (tensor %lld of %lld that it "
@@ -182,7 +175,7 @@ bool kn_record_save(kn_saved *s, const kn_tensor *t)
     r->saved++;
     if (!p || p->like != like(t))
         return differs(r, t);
-    return !p->to || p->to->tensor || bare(p->to, t);
+    return !p->to || p->to->tensor || kn_save_bare(p->to, t);
 }
 
 void kn_record_forget(kn_saved *s)

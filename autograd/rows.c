@@ -211,11 +211,6 @@ bool kn_pick(kn_tensor *to, kn_array from, kn_tensor *ids)
            (same == to || kn_grad_copy(to, same));
 }
 
-static kn_dtype sums_in(const kn_tensor *w)
-{
-    return w->dtype == KN_F64 ? KN_F64 : KN_F32;
-}
-
 /* This rank's numbers go to the owners, and rows come back. */
 static bool pick_over_ranks(const kn_tensor *w, kn_tensor *ids, kn_tensor *y)
 {
@@ -243,14 +238,9 @@ bool kn_rows_pick(kn_tensor *w, kn_tensor *ids, kn_tensor *y)
                        kn_name(w), r->ranks);
     if (kn_unrecordable(kn_device_of(w), "embedding: a table over ranks ('%s')", kn_name(w)))
         return false;
-    kn_scope s = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
     const int64_t n = kn_numel(ids), one = 1;
     kn_tensor *flat = kn_cast(kn_tensor_alias(ids, 0, 1, &n, &one), KN_I64);
-    bool ok = flat && pick_over_ranks(w, flat, y);
-    kn_set_grad_mode(mode);
-    kn_scope_end(s);
-    return ok;
+    return flat && pick_over_ranks(w, flat, y);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -298,7 +288,7 @@ static bool nothing(const kn_tensor *w, kn_row_list *to)
 {
     const int64_t none = 0;
     to->ids = kn_empty(KN_I64, kn_device_of(w), 1, &none);
-    to->values = kn_empty(sums_in(w), kn_device_of(w), KN_SHAPE(none, w->shape[1]));
+    to->values = kn_empty(kn_wide_dtype(w->dtype), kn_device_of(w), KN_SHAPE(none, w->shape[1]));
     return to->ids && to->values;
 }
 
@@ -311,15 +301,15 @@ static bool complete(kn_leaf *leaf, kn_row_list *sum)
     int n = 0;
     if (r->uses == 0 ? !nothing(w, sum)
                      : !join(r->use, r->uses, r->use[0].values->dtype, &all) ||
-                           !add_up(all, r->padded ? w->shape[0] : -1, sums_in(w), sum))
+                           !add_up(all, r->padded ? w->shape[0] : -1, kn_wide_dtype(w->dtype), sum))
         return false;
     if (r->ranks > 1 && !to_owners(w, *sum, sum))
         return false;
     if (r->sum.ids)
         list[n++] = r->sum;
     list[n++] = *sum;
-    return (n == 1 && r->ranks < 2) ||
-           (join(list, n, sums_in(w), &all) && add_up(all, -1, sums_in(w), sum));
+    return (n == 1 && r->ranks < 2) || (join(list, n, kn_wide_dtype(w->dtype), &all) &&
+                                        add_up(all, -1, kn_wide_dtype(w->dtype), sum));
 }
 
 bool kn_rows_complete(kn_leaf *leaf, bool *any)

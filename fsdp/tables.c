@@ -3,7 +3,7 @@
 #include "autograd/rows.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
-#include "nn/rounds.h"
+#include "nn/means.h"
 
 static kn_tensor *grad(const kn_param *p)
 {

@@ -52,18 +52,6 @@ static kn_buffer_entry *find(const kn_module_impl *m, const char *name, size_t l
     return NULL;
 }
 
-kn_tensor *kn_module_buffer(const void *module, const char *name)
-{
-    if (!kn_given(name, "kn_module_buffer", "the name"))
-        return NULL;
-    kn_module_impl *m = kn_module_holding(module, &name, "kn_module_buffer");
-    const kn_buffer_entry *b = find(m, name, strlen(name));
-    if (m && !b)
-        kn_fail("kn_module_buffer: '%s' (%s) has no buffer '%s'", kn_module_shown(m), m->class_name,
-                name);
-    return b ? b->tensor : NULL;
-}
-
 bool kn_set_buffer_saved(void *module, const char *name, bool saved)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_set_buffer_saved") : NULL;

@@ -91,8 +91,7 @@ static bool draw_truncated(kn_tensor *dst, const kn_initializer *init, uint64_t 
         ok = x != NULL;
     }
     x = ok ? kn_add_scalar(kn_scale(kn_clamp(x, -2, 2), init->b), init->a) : NULL;
-    ok = x && KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_COPY,
-                        ((kn_copy_args){ kn_array_of(dst), kn_array_of(x) }));
+    ok = x && kn_array_copy(dst, kn_array_of(dst), kn_array_of(x));
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
     return ok;
@@ -138,8 +137,7 @@ static bool fill(const kn_initializer *init, uint64_t seed, const char *name, kn
     const double value = init->kind == KN_INIT_ONES       ? 1
                          : init->kind == KN_INIT_CONSTANT ? init->a
                                                           : 0;
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_FILL,
-                     ((kn_fill_args){ kn_array_of(dst), value, 0 }));
+    return kn_array_fill(dst, kn_array_of(dst), value, 0);
 }
 
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
@@ -152,5 +150,5 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
     if (!fill(init, seed, name, dst, start) || n <= 0)
         return kn_ok();
     all.data = (char *)all.data + (size_t)(from - start) * kn_dtype_size(all.dtype);
-    return kn_fill_run(kn_compute_stream(kn_device_of(dst)), all.data, all.dtype, n, 0);
+    return kn_array_fill(dst, kn_array_make(all.data, all.dtype, 1, &n), 0, 0);
 }

@@ -131,6 +131,7 @@ bool kn_embedding_bag_init_(kn_embedding_bag *e, kn_module *parent, const char *
 typedef struct norm_state {
     double eps;
     int64_t dim;
+    bool rms;
 } norm_state;
 
 /* x has the layer's last dim, also where no weight says so. */
@@ -142,54 +143,35 @@ static bool fits(const kn_module *self, const kn_tensor *x)
                    (long long)s->dim, KN_SHOWN(x));
 }
 
-static kn_tensor *layer_norm_forward(kn_module *self, kn_tensor *x)
+static kn_tensor *norm_forward(kn_module *self, kn_tensor *x)
 {
-    const norm_state *o = kn_module_data(self);
+    const norm_state *s = kn_module_data(self);
+    kn_tensor *w = kn_layer_param(self, 0), *b = kn_layer_param(self, 1);
     if (!fits(self, x))
         return NULL;
-    return kn_layer_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->eps);
-}
-
-static kn_tensor *rms_norm_forward(kn_module *self, kn_tensor *x)
-{
-    const norm_state *o = kn_module_data(self);
-    if (!fits(self, x))
-        return NULL;
-    return kn_rms_norm(x, kn_layer_param(self, 0), o->eps);
+    return s->rms ? kn_rms_norm(x, w, s->eps) : kn_layer_norm(x, w, b, s->eps);
 }
 
 /* in: x and what is added to it; the norm, and the sum. */
-static kn_values layer_norm_of_sum(kn_module *self, kn_values in, const void *arg)
+static kn_values norm_of_sum(kn_module *self, kn_values in, const void *arg)
 {
-    const norm_state *o = kn_module_data(self);
+    const norm_state *s = kn_module_data(self);
+    kn_tensor *w = kn_layer_param(self, 0), *b = kn_layer_param(self, 1), *sum, *y;
+    (void)arg;
     if (!fits(self, in.v[0]))
         return (kn_values){ 0 };
-    kn_tensor *sum, *y = kn_add_layer_norm(in.v[0], in.v[1], kn_layer_param(self, 0),
-                                           kn_layer_param(self, 1), o->eps, &sum);
-    (void)arg;
+    y = s->rms ? kn_add_rms_norm(in.v[0], in.v[1], w, s->eps, &sum)
+               : kn_add_layer_norm(in.v[0], in.v[1], w, b, s->eps, &sum);
     return KN_VALUES(y, sum);
 }
 
-static kn_values rms_norm_of_sum(kn_module *self, kn_values in, const void *arg)
-{
-    const norm_state *o = kn_module_data(self);
-    if (!fits(self, in.v[0]))
-        return (kn_values){ 0 };
-    kn_tensor *sum, *y = kn_add_rms_norm(in.v[0], in.v[1], kn_layer_param(self, 0), o->eps, &sum);
-    (void)arg;
-    return KN_VALUES(y, sum);
-}
-
-/* The norm of the sum of x and add in one operation, if m is a norm. NULL where m's unit would
- * convert these two and the sum: that is only for what is normed. */
-static kn_forward_n at_once(const kn_module_impl *m, const kn_tensor *x, const kn_tensor *add)
+/* Whether the norm of the sum of x and add is one operation: m is a norm, and its unit wouldn't
+ * convert these two and the sum, as that is only for what is normed. */
+static bool at_once(const kn_module_impl *m, const kn_tensor *x, const kn_tensor *add)
 {
     const kn_unit_hooks *u = m->unit;
-    if (u && ((x && u->converts(u->unit, x)) || (add && u->converts(u->unit, add))))
-        return NULL;
-    return m->forward.f1 == layer_norm_forward ? layer_norm_of_sum
-           : m->forward.f1 == rms_norm_forward ? rms_norm_of_sum
-                                               : NULL;
+    return m->forward.f1 == norm_forward &&
+           !(u && ((x && u->converts(u->unit, x)) || (add && u->converts(u->unit, add))));
 }
 
 kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **sum)
@@ -200,9 +182,8 @@ kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **s
     const kn_module_impl *m = kn_module_in_place(module, "kn_add_norm");
     if (!m || !kn_ok())
         return NULL;
-    const kn_forward_n of_sum = at_once(m, x, add);
-    if (of_sum) {
-        const kn_values out = kn_call_method_n(m->self, of_sum, KN_VALUES(x, add), NULL, 0);
+    if (at_once(m, x, add)) {
+        const kn_values out = kn_call_method_n(m->self, norm_of_sum, KN_VALUES(x, add), NULL, 0);
         *sum = out.v[1];
         return out.v[0];
     }
@@ -229,25 +210,25 @@ bool kn_norm_params(void *m, int64_t channels, kn_dtype dtype, kn_device device,
 }
 
 static bool norm_init(void *m, kn_module *parent, const char *name, int64_t dim,
-                      kn_norm_init_options o, kn_forward1 forward, const char *class_name,
-                      bool bias)
+                      kn_norm_init_options o, const char *class_name, bool rms)
 {
+    const norm_state s = { o.eps, dim, rms };
     return kn_norm_fits(class_name, name, dim, o.eps) &&
-           kn_layer_begin(m, parent, name, forward, class_name, &(norm_state){ o.eps, dim },
-                          sizeof(norm_state)) &&
-           (o.no_affine || kn_norm_params(m, dim, o.dtype, o.device, KN_ONES_INIT, bias));
+           kn_layer_begin(m, parent, name, norm_forward, class_name, &s, sizeof s) &&
+           (o.no_affine ||
+            kn_norm_params(m, dim, o.dtype, o.device, KN_ONES_INIT, !rms && !o.no_bias));
 }
 
 bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,
                          kn_norm_init_options o)
 {
-    return norm_init(l, parent, name, dim, o, layer_norm_forward, "layer_norm", !o.no_bias);
+    return norm_init(l, parent, name, dim, o, "layer_norm", false);
 }
 
 bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int64_t dim,
                        kn_norm_init_options o)
 {
-    return norm_init(l, parent, name, dim, o, rms_norm_forward, "rms_norm", false);
+    return norm_init(l, parent, name, dim, o, "rms_norm", true);
 }
 
 /* ---- dropout: only while training ------------------------------------------------------------ */

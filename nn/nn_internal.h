@@ -241,7 +241,8 @@ kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or 
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
 
 /* live.c. The beginning of what a user makes for a module and frees before or after it: averages,
- * optimizers. */
+ * optimizers. (What a module's calls on the tape refer to after it was freed is its kn_life; which
+ * structs hold a module at all, module.c knows.) */
 typedef struct kn_live {
     struct kn_live *next;   /* of all that live */
     kn_module_impl *module; /* NULL: it was freed */

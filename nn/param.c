@@ -3,7 +3,7 @@
 #include "autograd/rows.h"
 #include "kernels/kernels_internal.h"
 #include "nn/edit.h"
-#include "nn/rounds.h"
+#include "nn/means.h"
 #include <math.h>
 #include <string.h>
 
@@ -188,20 +188,6 @@ kn_module_impl *kn_module_holding(const void *module, const char **name, const c
     kn_host_free(path);
     *name = dot + 1;
     return sub ? sub->impl : NULL;
-}
-
-kn_tensor *kn_module_param(const void *module, const char *name)
-{
-    if (!kn_given(name, "kn_module_param", "the name"))
-        return NULL;
-    kn_module_impl *m = kn_module_holding(module, &name, "kn_module_param");
-    for (int i = 0; m && i < m->params; i++)
-        if (strcmp(m->param[i].name, name) == 0)
-            return m->param[i].tensor;
-    if (m)
-        kn_fail("kn_module_param: '%s' (%s) has no parameter '%s'", kn_module_shown(m),
-                m->class_name, name);
-    return NULL;
 }
 
 /* ---- filling --------------------------------------------------------------------------------- */

@@ -5,25 +5,68 @@
 #include "nn/nn_internal.h"
 #include <math.h>
 
-/* ---- attention ------------------------------------------------------------------------------- */
+/* The first options of a layer's parts are those of the layer. */
+#define AS(o) .dtype = (o).dtype, .device = (o).device, .no_bias = (o).no_bias
+
+/* ---- what both attentions have --------------------------------------------------------------- */
+
+typedef struct head_state {
+    kn_attention_cache cache;   /* comes first */
+    kn_rms_norm q_norm, k_norm; /* with .qk_norm */
+    int count, kv_count;
+    int64_t size; /* of a head */
+    double dropout;
+    kn_attend_options o; /* of each call, but for mask and dropout */
+} head_state;
+
+/* x[B,T,C] -> [B,n,T,size], a view. */
+static kn_tensor *split(kn_tensor *x, int64_t n, int64_t size)
+{
+    return x ? kn_transpose(kn_view(x, KN_SHAPE(x->shape[0], x->shape[1], n, size)), 1, 2) : NULL;
+}
+
+/* Attention of q[B,T,count size] to k and v [B,S,kv_count size]: [B,T,count size]. */
+static kn_tensor *attend(kn_module *self, head_state *h, const char *name, kn_tensor *q,
+                         kn_tensor *k, kn_tensor *v, kn_tensor *mask)
+{
+    kn_attend_options o = h->o;
+    o.mask = mask;
+    o.dropout = kn_training(self) ? h->dropout : 0;
+    kn_tensor *y = kn_attend(&h->cache, name, split(q, h->count, h->size),
+                             split(k, h->kv_count, h->size), split(v, h->kv_count, h->size), &o);
+    y = kn_transpose(y, 1, 2); /* so its elements lie row by row */
+    return y ? kn_reshape(y, KN_SHAPE(y->shape[0], y->shape[1], h->count * h->size)) : NULL;
+}
+
+static bool check_rope(const char *who, const char *name, bool rope, double base,
+                       kn_rope_scaling *scaling, bool qk_norm, double eps)
+{
+    char text[96];
+    snprintf(text, sizeof text, "%s '%s'", who, name ? name : "");
+    if (!kn_rope_check(text, rope, base, scaling))
+        return false;
+    return eps == 0 || qk_norm ||
+           kn_fail("%s: .qk_norm_eps %g does nothing without .qk_norm", text, eps);
+}
+
+/* The norms of queries and keys, over the channels of a head. */
+static bool add_norms(head_state *h, kn_module *m, kn_dtype dtype, kn_device device, double eps)
+{
+    h->o.q_norm = &h->q_norm;
+    h->o.k_norm = &h->k_norm;
+    return kn_rms_norm_init(&h->q_norm, m, "q_norm", h->size, .dtype = dtype, .device = device,
+                            .eps = eps) &&
+           kn_rms_norm_init(&h->k_norm, m, "k_norm", h->size, .dtype = dtype, .device = device,
+                            .eps = eps);
+}
+
+/* ---- self-attention -------------------------------------------------------------------------- */
 
 typedef struct attention_state {
-    kn_attention_cache cache; /* comes first */
+    head_state h; /* comes first */
     kn_linear c_attn, c_proj;
     kn_dropout resid;
-    kn_rms_norm q_norm, k_norm; /* with .qk_norm */
-    int heads, kv_heads;
-    int64_t head_dim;
-    kn_self_attention_init_options o;
 } attention_state;
-
-/* x[B,T,C] -> q[B,H,T,D], k and v [B,G,T,D] as views of one product. */
-static kn_tensor *heads_of(kn_tensor *x, int64_t heads, int64_t dim)
-{
-    if (!x)
-        return NULL;
-    return kn_transpose(kn_view(x, KN_SHAPE(kn_size(x, 0), kn_size(x, 1), heads, dim)), 1, 2);
-}
 
 static kn_values self_attention_forward(kn_module *self, kn_values in, const void *arg)
 {
@@ -37,55 +80,22 @@ static kn_values self_attention_forward(kn_module *self, kn_values in, const voi
         kn_fail("attention: x is %s, should be [B,T,C]", KN_SHOWN(x));
     if (!kn_ok())
         return (kn_values){ 0 };
-    int64_t batch = kn_size(x, 0), len = kn_size(x, 1), q_dim = s->heads * s->head_dim,
-            kv_dim = s->kv_heads * s->head_dim;
+    const int64_t size = s->h.size, q_dim = s->h.count * size, kv_dim = s->h.kv_count * size;
     kn_tensor *qkv = kn_call(&s->c_attn, x), *part[3]; /* (B, T, (H + 2G) D) */
-    if (s->kv_heads == s->heads) {
+    if (s->h.kv_count == s->h.count) {
         kn_chunk(qkv, 2, 3, part);
     } else {
         part[0] = kn_slice(qkv, 2, 0, q_dim);
         part[1] = kn_slice(qkv, 2, q_dim, q_dim + kv_dim);
         part[2] = kn_slice(qkv, 2, q_dim + kv_dim, q_dim + 2 * kv_dim);
     }
-    kn_tensor *q = heads_of(part[0], s->heads, s->head_dim),
-              *k = heads_of(part[1], s->kv_heads, s->head_dim),
-              *v = heads_of(part[2], s->kv_heads, s->head_dim);
-    if (s->cache.of && (s->o.not_causal || mask)) {
+    if (s->h.cache.of && (!s->h.o.causal || mask)) {
         kn_fail("attention: with %s it has no cache (kn_cache_new)",
                 mask ? "a mask" : ".not_causal");
         return (kn_values){ 0 };
     }
-    kn_tensor *y =
-        kn_attend(&s->cache, "attention", q, k, v,
-                  &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
-                                        .k_norm = &s->k_norm,
-                                        .rope = s->o.rope,
-                                        .rope_base = s->o.rope_base,
-                                        .rope_scaling = s->o.rope_scaling,
-                                        .causal = !s->o.not_causal,
-                                        .mask = mask,
-                                        .dropout = kn_training(self) ? s->o.dropout : 0 });
-    if (!y)
-        return (kn_values){ 0 };
-    y = kn_reshape(kn_transpose(y, 1, 2),
-                   KN_SHAPE(batch, len, q_dim)); /* a view: y's memory order is [B,T,H,D] */
-    return KN_VALUES(kn_call(&s->resid, kn_call(&s->c_proj, y)));
-}
-
-static bool check_rope(const char *kind, const char *name, bool rope, double base,
-                       kn_rope_scaling *scaling)
-{
-    char who[96];
-    snprintf(who, sizeof who, "%s '%s'", kind, name ? name : "");
-    return kn_rope_check(who, rope, base, scaling);
-}
-
-/* Of queries or keys: over the channels of a head. */
-static bool head_norm(kn_rms_norm *norm, kn_self_attention *a, const char *name)
-{
-    const attention_state *s = kn_module_data(a);
-    return kn_rms_norm_init(norm, &a->base, name, s->head_dim, .dtype = s->o.dtype,
-                            .device = s->o.device, .eps = s->o.qk_norm_eps);
+    kn_tensor *y = attend(self, &s->h, "attention", part[0], part[1], part[2], mask);
+    return y ? KN_VALUES(kn_call(&s->resid, kn_call(&s->c_proj, y))) : (kn_values){ 0 };
 }
 
 bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char *name, int64_t dim,
@@ -93,44 +103,42 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
 {
     if (heads < 1 || dim < 1 || dim % heads)
         return kn_fail("attention '%s': %lld channels don't divide into %d heads; choose heads "
-                       "that divide the "
-                       "channels",
+                       "that divide the channels",
                        name, (long long)dim, heads);
     int kv = o.kv_heads ? o.kv_heads : heads;
     if (kv < 1 || heads % kv)
         return kn_fail("attention '%s': %d heads don't divide by %d key-value heads", name, heads,
                        kv);
-    if (!check_rope("attention", name, o.rope, o.rope_base, &o.rope_scaling))
+    if (!check_rope("attention", name, o.rope, o.rope_base, &o.rope_scaling, o.qk_norm,
+                    o.qk_norm_eps))
         return false;
-    if (o.qk_norm_eps != 0 && !o.qk_norm)
-        return kn_fail("attention '%s': .qk_norm_eps %g does nothing without .qk_norm", name,
-                       o.qk_norm_eps);
-    attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
+    const attention_state init = { .h = { .count = heads,
+                                          .kv_count = kv,
+                                          .size = dim / heads,
+                                          .dropout = o.dropout,
+                                          .o = { .rope = o.rope,
+                                                 .rope_base = o.rope_base,
+                                                 .rope_scaling = o.rope_scaling,
+                                                 .causal = !o.not_causal } } };
     if (!kn_module_init_n((kn_module *)a, self_attention_forward) ||
         !kn_layer_place(a, parent, name, &init, sizeof init))
         return false;
     attention_state *s = kn_module_data(a);
-    int64_t out = dim + 2 * kv * init.head_dim;
-    return kn_linear_init(&s->c_attn, &a->base, "c_attn", dim, out, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+    int64_t out = dim + 2 * kv * init.h.size;
+    return kn_linear_init(&s->c_attn, &a->base, "c_attn", dim, out, AS(o), .in_out = o.in_out,
                           .weight = o.weight, .bias = KN_ZEROS_INIT) &&
-           kn_linear_init(&s->c_proj, &a->base, "c_proj", dim, dim, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+           kn_linear_init(&s->c_proj, &a->base, "c_proj", dim, dim, AS(o), .in_out = o.in_out,
                           .weight = o.proj_weight, .bias = KN_ZEROS_INIT) &&
            kn_dropout_init(&s->resid, &a->base, "resid_dropout", o.dropout) &&
-           (!o.qk_norm ||
-            (head_norm(&s->q_norm, a, "q_norm") && head_norm(&s->k_norm, a, "k_norm")));
+           (!o.qk_norm || add_norms(&s->h, &a->base, o.dtype, o.device, o.qk_norm_eps));
 }
 
 /* ---- attention to a context ------------------------------------------------------------------ */
 
 typedef struct context_state {
-    kn_attention_cache cache; /* comes first */
+    head_state h; /* comes first */
     kn_linear q_proj, k_proj, v_proj, o_proj;
-    kn_rms_norm q_norm, k_norm; /* with .qk_norm */
-    int heads, kv_heads;
-    int64_t dim, kv_dim, head_dim;
-    kn_multi_head_attention_init_options o;
+    int64_t dim, kv_dim;
 } context_state;
 
 /* Shapes of x and context; false with an error. */
@@ -158,32 +166,18 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
     if (!check_inputs(self, in))
         return (kn_values){ 0 };
     kn_tensor *x = in.v[0], *context = in.n > 1 && in.v[1] ? in.v[1] : x;
-    const int64_t head = s->head_dim;
-    kn_tensor *q = heads_of(kn_call(&s->q_proj, x), s->heads, head),
-              *k = heads_of(kn_call(&s->k_proj, context), s->kv_heads, head),
-              *v = heads_of(kn_call(&s->v_proj, context), s->kv_heads, head);
-    if (s->cache.of && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
+    kn_tensor *mask = in.n > 2 ? in.v[2] : NULL;
+    if (s->h.cache.of && (!s->h.o.causal || context != x || mask)) {
         kn_fail(
             "'%s' (multi_head_attention): with a cache (kn_cache_new) it is causal, to x itself, "
             "without a mask",
             kn_module_shown(self->impl));
         return (kn_values){ 0 };
     }
-    kn_tensor *y =
-        kn_attend(&s->cache, kn_module_shown(self->impl), q, k, v,
-                  &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
-                                        .k_norm = &s->k_norm,
-                                        .rope = s->o.rope,
-                                        .rope_base = s->o.rope_base,
-                                        .rope_scaling = s->o.rope_scaling,
-                                        .causal = s->o.causal,
-                                        .window = s->o.window,
-                                        .mask = in.n > 2 ? in.v[2] : NULL,
-                                        .dropout = kn_training(self) ? s->o.dropout : 0 });
-    if (!y)
-        return (kn_values){ 0 };
-    y = kn_reshape(kn_transpose(y, 1, 2), KN_SHAPE(x->shape[0], x->shape[1], s->heads * head));
-    return KN_VALUES(kn_call(&s->o_proj, y));
+    kn_tensor *q = kn_call(&s->q_proj, x), *k = kn_call(&s->k_proj, context),
+              *v = kn_call(&s->v_proj, context);
+    kn_tensor *y = attend(self, &s->h, kn_module_shown(self->impl), q, k, v, mask);
+    return y ? KN_VALUES(kn_call(&s->o_proj, y)) : (kn_values){ 0 };
 }
 
 static bool check_context_options(const char *name, int64_t dim, int heads,
@@ -204,24 +198,13 @@ static bool check_context_options(const char *name, int64_t dim, int heads,
         return kn_fail("kn_multi_head_attention_init: '%s' has %d heads, which %d key-value heads "
                        "don't divide",
                        name, heads, o->kv_heads);
-    if (!check_rope("kn_multi_head_attention_init:", name, o->rope, o->rope_base, &o->rope_scaling))
+    if (!check_rope("kn_multi_head_attention_init:", name, o->rope, o->rope_base, &o->rope_scaling,
+                    o->qk_norm, o->qk_norm_eps))
         return false;
-    if (o->qk_norm_eps != 0 && !o->qk_norm)
-        return kn_fail("kn_multi_head_attention_init: '%s' has .qk_norm_eps without .qk_norm, "
-                       "which does nothing",
-                       name);
     return (o->kv_dim >= 0 && o->dropout >= 0 && o->dropout < 1) ||
            kn_fail("kn_multi_head_attention_init: '%s' has .kv_dim %lld, .dropout %g; at least 0 "
                    "and in [0, 1) are needed",
                    name, (long long)o->kv_dim, o->dropout);
-}
-
-static bool project(kn_linear *l, kn_multi_head_attention *a, const char *name, int64_t in,
-                    int64_t out, bool no_bias, kn_initializer weight)
-{
-    const context_state *s = kn_module_data(a);
-    return kn_linear_init(l, &a->base, name, in, out, .dtype = s->o.dtype, .device = s->o.device,
-                          .no_bias = no_bias, .weight = weight);
 }
 
 bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent, const char *name,
@@ -231,22 +214,32 @@ bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent
         return false;
     const int kv = o.kv_heads ? o.kv_heads : heads;
     const int64_t kv_dim = o.kv_dim ? o.kv_dim : dim, head = o.head_dim ? o.head_dim : dim / heads;
-    const context_state init = {
-        .heads = heads, .kv_heads = kv, .dim = dim, .kv_dim = kv_dim, .head_dim = head, .o = o
-    };
+    const context_state init = { .h = { .count = heads,
+                                        .kv_count = kv,
+                                        .size = head,
+                                        .dropout = o.dropout,
+                                        .o = { .rope = o.rope,
+                                               .rope_base = o.rope_base,
+                                               .rope_scaling = o.rope_scaling,
+                                               .causal = o.causal,
+                                               .window = o.window } },
+                                 .dim = dim,
+                                 .kv_dim = kv_dim };
     if (!kn_module_init_n((kn_module *)a, multi_head_attention_forward) ||
         !kn_layer_place(a, parent, name, &init, sizeof init))
         return false;
     context_state *s = kn_module_data(a);
-    const bool bare = o.no_bias && !o.qkv_bias;
-    return project(&s->q_proj, a, "q_proj", dim, heads * head, bare, o.weight) &&
-           project(&s->k_proj, a, "k_proj", kv_dim, kv * head, bare, o.weight) &&
-           project(&s->v_proj, a, "v_proj", kv_dim, kv * head, bare, o.weight) &&
-           project(&s->o_proj, a, "o_proj", heads * head, dim, o.no_bias, o.proj_weight) &&
-           (!o.qk_norm || (kn_rms_norm_init(&s->q_norm, &a->base, "q_norm", head, .dtype = o.dtype,
-                                            .device = o.device, .eps = o.qk_norm_eps) &&
-                           kn_rms_norm_init(&s->k_norm, &a->base, "k_norm", head, .dtype = o.dtype,
-                                            .device = o.device, .eps = o.qk_norm_eps)));
+    kn_multi_head_attention_init_options in = o; /* of queries, keys and values */
+    in.no_bias = o.no_bias && !o.qkv_bias;
+    return kn_linear_init(&s->q_proj, &a->base, "q_proj", dim, heads * head, AS(in),
+                          .weight = o.weight) &&
+           kn_linear_init(&s->k_proj, &a->base, "k_proj", kv_dim, kv * head, AS(in),
+                          .weight = o.weight) &&
+           kn_linear_init(&s->v_proj, &a->base, "v_proj", kv_dim, kv * head, AS(in),
+                          .weight = o.weight) &&
+           kn_linear_init(&s->o_proj, &a->base, "o_proj", heads * head, dim, AS(o),
+                          .weight = o.proj_weight) &&
+           (!o.qk_norm || add_norms(&s->h, &a->base, o.dtype, o.device, o.qk_norm_eps));
 }
 
 /* ---- MLP ------------------------------------------------------------------------------------- */
@@ -270,11 +263,9 @@ bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
     if (!kn_layer_begin(m, parent, name, mlp_forward, "mlp", &init, sizeof init))
         return false;
     mlp_state *s = kn_module_data(m);
-    return kn_linear_init(&s->c_fc, &m->base, "c_fc", dim, hidden, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+    return kn_linear_init(&s->c_fc, &m->base, "c_fc", dim, hidden, AS(o), .in_out = o.in_out,
                           .weight = o.weight, .bias = KN_ZEROS_INIT) &&
-           kn_linear_init(&s->c_proj, &m->base, "c_proj", hidden, dim, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+           kn_linear_init(&s->c_proj, &m->base, "c_proj", hidden, dim, AS(o), .in_out = o.in_out,
                           .weight = o.proj_weight, .bias = KN_ZEROS_INIT) &&
            kn_dropout_init(&s->drop, &m->base, "dropout", o.dropout);
 }
@@ -300,11 +291,11 @@ bool kn_swiglu_init_(kn_swiglu *m, kn_module *parent, const char *name, int64_t 
     if (!kn_layer_begin(m, parent, name, swiglu_forward, "swiglu", &init, sizeof init))
         return false;
     swiglu_state *s = kn_module_data(m);
-    return kn_linear_init(&s->gate_proj, &m->base, "gate_proj", dim, hidden, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .weight = o.weight) &&
-           kn_linear_init(&s->up_proj, &m->base, "up_proj", dim, hidden, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .weight = o.weight) &&
-           kn_linear_init(&s->down_proj, &m->base, "down_proj", hidden, dim, .dtype = o.dtype,
-                          .device = o.device, .no_bias = o.no_bias, .weight = o.proj_weight) &&
+    return kn_linear_init(&s->gate_proj, &m->base, "gate_proj", dim, hidden, AS(o),
+                          .weight = o.weight) &&
+           kn_linear_init(&s->up_proj, &m->base, "up_proj", dim, hidden, AS(o),
+                          .weight = o.weight) &&
+           kn_linear_init(&s->down_proj, &m->base, "down_proj", hidden, dim, AS(o),
+                          .weight = o.proj_weight) &&
            kn_dropout_init(&s->drop, &m->base, "dropout", o.dropout);
 }

@@ -74,6 +74,16 @@ static entry entry_of(const kn_module_impl *m, int i, bool buffers)
     return i < m->params ? (entry){ m->param[i].name, m->param[i].tensor } : (entry){ 0 };
 }
 
+/* m's own, m or NULL; NULL without an error if there is none. */
+static kn_tensor *entry_named(const kn_module_impl *m, const char *name, bool buffers)
+{
+    entry e;
+    for (int i = 0; m && (e = entry_of(m, i, buffers)).tensor; i++)
+        if (strcmp(e.name, name) == 0)
+            return e.tensor;
+    return NULL;
+}
+
 /* The walk had t before entry number end of the module at. */
 static bool had(const kn_walk *w, const kn_module_impl *at, int end, const kn_tensor *t,
                 bool buffers)
@@ -139,11 +149,30 @@ static kn_tensor *look(const void *module, const char *path, bool buffers, const
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     if (dot == path)
         return NULL;
-    m = dot ? kn_module_at(m, path, (size_t)(dot - path)) : m;
-    for (int i = 0; m && entry_of(m, i, buffers).tensor; i++)
-        if (strcmp(entry_of(m, i, buffers).name, name) == 0)
-            return entry_of(m, i, buffers).tensor;
-    return NULL;
+    return entry_named(dot ? kn_module_at(m, path, (size_t)(dot - path)) : m, name, buffers);
+}
+
+/* The parameter or buffer of that dotted name, or an error. */
+static kn_tensor *named(const void *module, const char *name, bool buffers, const char *what)
+{
+    if (!kn_given(name, what, "the name"))
+        return NULL;
+    const kn_module_impl *m = kn_module_holding(module, &name, what);
+    kn_tensor *t = entry_named(m, name, buffers);
+    if (m && !t)
+        kn_fail("%s: '%s' (%s) has no %s '%s'", what, kn_module_shown(m), m->class_name,
+                buffers ? "buffer" : "parameter", name);
+    return t;
+}
+
+kn_tensor *kn_module_param(const void *module, const char *name)
+{
+    return named(module, name, false, "kn_module_param");
+}
+
+kn_tensor *kn_module_buffer(const void *module, const char *name)
+{
+    return named(module, name, true, "kn_module_buffer");
 }
 
 kn_tensor *kn_look_param(const void *m, const char *path)

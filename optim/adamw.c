@@ -10,9 +10,9 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 }
 
 static const kn_optim_constant constant[] = {
-    { "beta1", offsetof(kn_adamw_options, beta1), KN_OF_REALS, 0, 1 },
-    { "beta2", offsetof(kn_adamw_options, beta2), KN_OF_REALS, 0, 1 },
-    { "eps", offsetof(kn_adamw_options, eps), KN_OF_REALS, 0, INFINITY },
+    { "beta1", offsetof(kn_adamw_options, beta1), KN_OF_REALS, 0, 1, true },
+    { "beta2", offsetof(kn_adamw_options, beta2), KN_OF_REALS, 0, 1, true },
+    { "eps", offsetof(kn_adamw_options, eps), KN_OF_REALS, 0, INFINITY, true },
     { 0 },
 };
 
@@ -62,11 +62,8 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
     a.beta1 = kn_value_or(a.beta1, 0.9);
     a.beta2 = kn_value_or(a.beta2, 0.999);
     a.eps = kn_value_or(a.eps, 1e-8);
-    if (!(a.eps >= 0) || !isfinite(a.eps))
-        return kn_fail_null("adamw: .eps is %g; it must be at least 0 (KN_ZERO for none)", a.eps);
-    if (!(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1))
-        return kn_fail_null("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1,
-                            a.beta2);
+    if (!kn_optim_in_ranges(constant, &a, "adamw"))
+        return NULL;
     if (a.l2 || a.amsgrad)
         return by_operations(module, &a);
     return kn_optim_new(module, &adamw, &a, sizeof a, KN_OPTIM_GROUPS(a, 0.01));

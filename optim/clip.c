@@ -6,6 +6,7 @@
  * gradients are cut over ranks. The sums go over the ranks of all units of the tree. A part that
  * several ranks of its unit hold is counted by one of them (kn_param.elsewhere); parameters outside
  * units, of which each rank has a gradient of its own, by the first rank. */
+#include "autograd/ops.h"
 #include "optim/optim_internal.h"
 #include <math.h>
 
@@ -31,7 +32,7 @@ static kn_tensor *clamped(const grads *x, kn_tensor *g)
     if (!g || x->value == 0)
         return g;
     kn_tensor *scale = x->means->scale;
-    kn_tensor *wide = g->dtype == KN_F64 ? g : kn_cast(g, KN_F32);
+    kn_tensor *wide = kn_wide(g);
     double most = x->value * x->means->base;
     if (!scale)
         return kn_clamp(wide, -most, most);
@@ -347,11 +348,9 @@ static bool clamp_clipped(kn_module_impl *m, double value)
 {
     kn_clipping *c = clipping_of(m);
     kn_array limit = kn_array_make(&kn_norms_of(c, true)->limit, KN_F64, 0, NULL);
-    kn_stream *s = kn_compute_stream(kn_device_of(c->norms[true]));
-    bool ok = c->value > 0
-                  ? KN_LAUNCH(s, KN_K_UNARY,
-                              ((kn_unary_args){ limit, limit, KN_CLAMP, -INFINITY, value }))
-                  : kn_fill_run(s, limit.data, KN_F64, 1, value);
+    bool ok = c->value > 0 ? KN_RUN(c->norms[true], KN_K_UNARY,
+                                    ((kn_unary_args){ limit, limit, KN_CLAMP, -INFINITY, value }))
+                           : kn_array_fill(c->norms[true], limit, value, 0);
     if (ok)
         c->value = c->value > 0 ? fmin(c->value, value) : value;
     return ok;
@@ -411,9 +410,8 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     kn_tensor *first = kn_empty(KN_I64, kn_device_of(c->norms[c->clipped_last]), KN_SCALAR);
     if (!first)
         return NULL;
-    const int64_t *found = &kn_norms_of(c, c->clipped_last)->first;
-    kn_stream *s = kn_compute_stream(kn_device_of(first));
-    return kn_copy_run(s, kn_array_of(first).data, KN_I64, found, KN_I64, 1) ? first : NULL;
+    const kn_array from = kn_array_make(&kn_norms_of(c, c->clipped_last)->first, KN_I64, 0, NULL);
+    return kn_array_copy(first, kn_array_of(first), from) ? first : NULL;
 }
 
 /* *first = the lowest number of a parameter whose gradient isn't finite on some rank, -1 if all are

@@ -8,8 +8,8 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 }
 
 static const kn_optim_constant constant[] = {
-    { "beta1", offsetof(kn_lion_options, beta1), KN_OF_REALS, 0, 1 },
-    { "beta2", offsetof(kn_lion_options, beta2), KN_OF_REALS, 0, 1 },
+    { "beta1", offsetof(kn_lion_options, beta1), KN_OF_REALS, 0, 1, true },
+    { "beta2", offsetof(kn_lion_options, beta2), KN_OF_REALS, 0, 1, true },
     { 0 },
 };
 
@@ -21,7 +21,7 @@ kn_optim *kn_lion_(void *module, kn_lion_options o)
 {
     o.beta1 = kn_value_or(o.beta1, 0.9);
     o.beta2 = kn_value_or(o.beta2, 0.99);
-    if (!(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1))
-        return kn_fail_null("lion: betas are %g and %g; both must lie in [0, 1)", o.beta1, o.beta2);
-    return kn_optim_new(module, &lion, &o, sizeof o, KN_OPTIM_GROUPS(o, 0));
+    return kn_optim_in_ranges(constant, &o, "lion")
+               ? kn_optim_new(module, &lion, &o, sizeof o, KN_OPTIM_GROUPS(o, 0))
+               : NULL;
 }

@@ -1,5 +1,6 @@
 /* optim/make.c: makes and frees optimizers and their state for each parameter. */
 #include "optim/optim_internal.h"
+#include <math.h>
 #include <string.h>
 
 static bool muon_is_kn_muons(const kn_optim_method *method, const kn_optim_groups *g)
@@ -201,16 +202,37 @@ kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 
 /* ---- constants ------------------------------------------------------------------------------- */
 
+static double value_of(const kn_optim_constant *c, const void *options)
+{
+    const void *at = (const char *)options + c->at;
+    return c->type == KN_OF_REALS  ? *(const double *)at
+           : c->type == KN_OF_INTS ? *(const int *)at
+                                   : *(const bool *)at;
+}
+
 const kn_optim_constant *kn_optim_constant_at(const kn_optim *o, int k, double *value)
 {
     const kn_optim_constant *c = o->method->constant ? &o->method->constant[k] : NULL;
     if (!c || !c->name)
         return NULL;
-    const void *at = (const char *)o->options + c->at;
-    *value = c->type == KN_OF_REALS  ? *(const double *)at
-             : c->type == KN_OF_INTS ? *(const int *)at
-                                     : *(const bool *)at;
+    *value = value_of(c, o->options);
     return c;
+}
+
+bool kn_optim_in_range(const kn_optim_constant *c, double x)
+{
+    return x >= c->low && (c->below ? x < c->high : x <= c->high) &&
+           (c->type == KN_OF_REALS || x == rint(x));
+}
+
+bool kn_optim_in_ranges(const kn_optim_constant *c, const void *options, const char *what)
+{
+    for (double x; c->name; c++)
+        if (!kn_optim_in_range(c, x = value_of(c, options)))
+            return kn_fail("%s: .%s is %g; it must lie in [%g, %g%c", what,
+                           c->option ? c->option : c->name, x, c->low, c->high,
+                           c->below ? ')' : ']');
+    return true;
 }
 
 void kn_optim_constant_set(kn_optim *o, int k, double value)

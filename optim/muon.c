@@ -8,6 +8,7 @@
  *   begin   m += (1 - mu)(g - m);  direction = g + mu (m - g), or m      each rank its part
  *   whole   direction = orthogonal(direction)                            one rank
  *   end     p -= lr (factor direction + weight_decay p)                  each rank its part */
+#include "autograd/ops.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/trace.h"
 #include "nn/matrices.h"
@@ -94,8 +95,7 @@ static bool begin(void *arg, int i, kn_tensor *out)
         return true;
     kn_scope scope = kn_scope_begin();
     kn_tensor *g = kn_piece_grad(x->device, x->step, q);
-    kn_tensor *m =
-        kn_cast(kn_piece_tensor(x->device, q->m, q->param_dtype, q->count), kn_piece_computes(q));
+    kn_tensor *m = kn_wide(kn_piece_tensor(x->device, q->m, q->param_dtype, q->count));
     kn_tensor *now = kn_lerp(m, g, 1 - x->o->momentum);
     kn_tensor *direction = x->o->no_nesterov ? now : kn_lerp(g, now, x->o->momentum);
     bool ok = direction && kn_copy_(out, direction) &&
@@ -142,8 +142,8 @@ static bool end(void *arg, int i, kn_tensor *direction)
     if (q->count == 0)
         return true;
     kn_scope scope = kn_scope_begin();
-    kn_dtype t = kn_piece_computes(q);
-    kn_tensor *p = kn_cast(kn_piece_tensor(x->device, q->param, q->param_dtype, q->count), t);
+    kn_dtype t = kn_wide_dtype(q->param_dtype);
+    kn_tensor *p = kn_wide(kn_piece_tensor(x->device, q->param, q->param_dtype, q->count));
     kn_tensor *lr = kn_cast(kn_piece_tensor(x->device, x->step->lr, KN_F64, 1), t);
     kn_tensor *move =
         kn_add_scalar(kn_scale(kn_cast(direction, t), factor_of(x->o, x->param[i])), 0);
@@ -207,14 +207,14 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 }
 
 static const kn_optim_constant constant[] = {
-    { "momentum_factor", offsetof(muon, o.momentum), KN_OF_REALS, 0, 1 },
+    { "momentum_factor", offsetof(muon, o.momentum), KN_OF_REALS, 0, 1, true, "momentum" },
     { "no_nesterov", offsetof(muon, o.no_nesterov), KN_OF_BOOLS, 0, 1 },
     { "scale", offsetof(muon, o.scale), KN_OF_INTS, KN_MUON_ORIGINAL, KN_MUON_SPECTRAL },
     { "ns_steps", offsetof(muon, o.ns_steps), KN_OF_INTS, 1, 99 },
-    { "eps", offsetof(muon, o.eps), KN_OF_REALS, 1e-37, INFINITY },
-    { "beta1", offsetof(muon, o.beta1), KN_OF_REALS, 0, 1 },
-    { "beta2", offsetof(muon, o.beta2), KN_OF_REALS, 0, 1 },
-    { "adamw_eps", offsetof(muon, o.adamw_eps), KN_OF_REALS, 0, INFINITY },
+    { "eps", offsetof(muon, o.eps), KN_OF_REALS, 1e-37, INFINITY, true },
+    { "beta1", offsetof(muon, o.beta1), KN_OF_REALS, 0, 1, true },
+    { "beta2", offsetof(muon, o.beta2), KN_OF_REALS, 0, 1, true },
+    { "adamw_eps", offsetof(muon, o.adamw_eps), KN_OF_REALS, 0, INFINITY, true },
     { 0 },
 };
 
@@ -231,28 +231,11 @@ double kn_muon_seconds(const kn_optim *o)
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
-static bool fraction(double x)
-{
-    return x >= 0 && x < 1;
-}
-
 static bool good(const kn_muon_options *o)
 {
-    if (!fraction(o->momentum) || !fraction(o->beta1) || !fraction(o->beta2))
-        return kn_fail("kn_muon: .momentum is %g, .beta1 %g and .beta2 %g; they must lie in [0, 1)",
-                       o->momentum, o->beta1, o->beta2);
-    if (!(o->eps >= 1e-37) || !isfinite(o->eps) || !(o->adamw_eps >= 0) || !isfinite(o->adamw_eps))
-        return kn_fail(
-            "kn_muon: .eps is %g and .adamw_eps %g; the first must be at least 1e-37, the "
-            "second at least 0 (KN_ZERO for none)",
-            o->eps, o->adamw_eps);
-    if (o->ns_steps < 1 || o->ns_steps >= 100)
-        return kn_fail("kn_muon: .ns_steps is %d; 1 to 99 are supported", o->ns_steps);
     if (!isfinite(o->ns[0]) || !isfinite(o->ns[1]) || !isfinite(o->ns[2]))
         return kn_fail("kn_muon: .ns is { %g, %g, %g }; the coefficients must be finite", o->ns[0],
                        o->ns[1], o->ns[2]);
-    if (o->scale < KN_MUON_ORIGINAL || o->scale > KN_MUON_SPECTRAL)
-        return kn_fail("kn_muon: .scale is %d; it is one of enum kn_muon_scale", (int)o->scale);
     if (o->ns_dtype != KN_BF16 && o->ns_dtype != KN_F32 && o->ns_dtype != KN_F64)
         return kn_fail("kn_muon: .ns_dtype is %s; bf16, f32 and f64 are supported",
                        kn_dtype_name(o->ns_dtype));
@@ -279,7 +262,7 @@ kn_optim *kn_muon_(void *module, kn_muon_options o)
     u.o.window = o.window ? o.window : 256 << 20;
     if (o.ns[0] == 0 && o.ns[1] == 0 && o.ns[2] == 0)
         memcpy(u.o.ns, quintic, sizeof quintic);
-    if (!good(&u.o))
+    if (!kn_optim_in_ranges(constant, &u, "kn_muon") || !good(&u.o))
         return NULL;
     kn_optim *optim = kn_optim_new(module, &method, &u, sizeof u, KN_OPTIM_GROUPS(o, 0.1));
     if (optim && !choose(optim, u.o.adamw_lr_mul)) {

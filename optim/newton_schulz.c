@@ -6,10 +6,8 @@
  * two squares. Products take their operands in X's dtype; sums between products are f32 (f64 for
  * f64), and each operand is rounded once. A is symmetric, so A A' is its square too: half the work
  * where a provider sees that both operands are one matrix. */
-#include "kernels/kernels.h"
-#include "kernels/stream.h"
+#include "autograd/ops.h"
 #include "optim/optim_internal.h"
-#include "tensor/tensor_internal.h"
 #include <math.h>
 
 double kn_newton_schulz_flops(int64_t rows, int64_t cols)
@@ -18,19 +16,14 @@ double kn_newton_schulz_flops(int64_t rows, int64_t cols)
     return 4 * few * few * many + 2 * few * few * few;
 }
 
-static kn_dtype wide(const kn_tensor *x)
-{
-    return kn_dtype_of(x) == KN_F64 ? KN_F64 : KN_F32;
-}
-
 /* sum + a b in the wide dtype, written over sum; sum NULL: a b. */
 static kn_tensor *product(kn_tensor *sum, kn_tensor *a, kn_tensor *b)
 {
     if (!a || !b)
         return NULL;
-    kn_tensor *out =
-        sum ? sum
-            : kn_empty(wide(a), kn_device_of(a), 2, (int64_t[]){ kn_size(a, 0), kn_size(b, 1) });
+    kn_tensor *out = sum ? sum
+                         : kn_empty(kn_wide_dtype(a->dtype), kn_device_of(a),
+                                    KN_SHAPE(a->shape[0], b->shape[1]));
     const kn_matmul_args p = { .dst = out ? kn_array_of(out) : (kn_array){ 0 },
                                .a = kn_array_of(a),
                                .b = kn_array_of(b),
@@ -57,9 +50,9 @@ static kn_tensor *iterate(kn_tensor *x, const double *ns, bool first, double eps
     if (first)
         gram = kn_mul(kn_mul(gram, inverse), inverse);
     gram = kn_cast(gram, t); /* for both terms: b and c have two signs, its rounding cancels */
-    kn_tensor *p = kn_scale(kn_cast(gram, wide(x)), ns[1]);
+    kn_tensor *p = kn_scale(kn_wide(gram), ns[1]);
     p = kn_add_scaled(p, product(NULL, gram, kn_transpose(gram, 0, 1)), ns[2]);
-    kn_tensor *sum = kn_scale(kn_cast(x, wide(x)), ns[0]);
+    kn_tensor *sum = kn_scale(kn_wide(x), ns[0]);
     if (first) {
         p = kn_mul(p, inverse);
         sum = kn_mul(sum, inverse);

@@ -4,7 +4,7 @@
 
 #include "kernels/graph_internal.h"
 #include "nn/marks.h"
-#include "nn/rounds.h"
+#include "nn/means.h"
 #include "optim/optim.h"
 
 /* All-reduces over the ranks of all units of m's tree: limbs[KN_SQSUM_LIMBS] by addition, *absmax
@@ -67,10 +67,12 @@ kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made 
 /* A constant of a method among its options, as state dicts hold it: real, or whole where low and
  * high are (bools are from 0 to 1). */
 typedef struct kn_optim_constant {
-    const char *name;
-    size_t at; /* in the options */
+    const char *name; /* in state dicts */
+    size_t at;        /* in the options */
     enum { KN_OF_REALS, KN_OF_INTS, KN_OF_BOOLS } type;
-    double low, high; /* a real is at least low and below high, others at most */
+    double low, high;   /* its range */
+    bool below;         /* high itself isn't in it */
+    const char *option; /* the option's name; NULL: name */
 } kn_optim_constant;
 #define KN_OPTIM_CONSTANTS 10 /* at most */
 
@@ -164,10 +166,8 @@ const kn_module_impl *kn_param_owner(const kn_param *p, const kn_module_impl *m)
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
 /* piece.c. A tensor of one dimension over foreign memory, given to the current scope. NULL for
- * NULL. */
+ * NULL. Steps compute in the wide dtype (kn_wide). */
 kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count);
-/* The dtype in which steps compute: f32, or f64 for f64 masters. */
-kn_dtype kn_piece_computes(const kn_opt_piece *q);
 /* The piece's gradient as the step sees it: the mean, clipped. */
 kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piece *q);
 /* The piece's masters (which 0) or states (1, 2) become values, rounded as the step says. */
@@ -203,6 +203,9 @@ void kn_optim_drop_state(kn_optim *o, int i);
 /* o's k-th constant, and a new value within its range; NULL after the last one. */
 const kn_optim_constant *kn_optim_constant_at(const kn_optim *o, int k, double *value);
 void kn_optim_constant_set(kn_optim *o, int k, double value);
+bool kn_optim_in_range(const kn_optim_constant *c, double value);
+/* True if all of the options are; else an error that begins with what. */
+bool kn_optim_in_ranges(const kn_optim_constant *c, const void *options, const char *what);
 /* True if parameters p[n] and this rank's parts of them are as when o was made; else an error whose
  * message begins with what. */
 bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what);

@@ -3,6 +3,7 @@
  *
  * The function decides on the host, so such a step waits for the scaler's decision and can't be
  * recorded. */
+#include "autograd/ops.h"
 #include "optim/optim_internal.h"
 #include <string.h>
 
@@ -32,12 +33,6 @@ static const kn_param *param_of(const kn_optim *o, const kn_opt_piece *q)
     return NULL;
 }
 
-/* A copy in which the update computes, where the piece's own dtype is narrow. NULL for NULL. */
-static kn_tensor *wide(kn_tensor *t, const kn_opt_piece *q)
-{
-    return t ? kn_cast(t, kn_piece_computes(q)) : NULL;
-}
-
 static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_piece *q,
                          int64_t number)
 {
@@ -47,11 +42,11 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
     const int64_t states = row && x->method.one_a_row ? q->count / row : q->count;
     kn_optim_part part = {
         .name = p ? p->name : "",
-        .param = wide(kn_piece_tensor(d, q->param, q->param_dtype, q->count), q),
+        .param = kn_wide(kn_piece_tensor(d, q->param, q->param_dtype, q->count)),
         .grad = kn_piece_grad(d, step, q),
-        .state = { wide(kn_piece_tensor(d, q->m, q->param_dtype, states), q),
-                   wide(kn_piece_tensor(d, q->v, q->param_dtype, states), q),
-                   wide(kn_piece_tensor(d, q->more, q->param_dtype, states), q) },
+        .state = { kn_wide(kn_piece_tensor(d, q->m, q->param_dtype, states)),
+                   kn_wide(kn_piece_tensor(d, q->v, q->param_dtype, states)),
+                   kn_wide(kn_piece_tensor(d, q->more, q->param_dtype, states)) },
         .row = row,
         .lr = kn_lr(x->optim) * q->lr_mul,
         .weight_decay = q->weight_decay,
@@ -59,7 +54,7 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
     };
     if (!kn_ok() || (!x->update(&part, x->arg) && kn_ok()))
         return kn_ok() && kn_fail("%s: .update returned false for '%s'", x->name, part.name);
-    bool narrow = kn_piece_computes(q) != q->param_dtype, ok = kn_ok();
+    bool narrow = kn_wide_dtype(q->param_dtype) != q->param_dtype, ok = kn_ok();
     kn_tensor *now[] = { part.param, part.state[0], part.state[1], part.state[2] };
     kn_opt_piece of_states = *q;
     of_states.count = states;

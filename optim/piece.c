@@ -1,4 +1,5 @@
 /* optim/piece.c: pieces of a step as tensors, for updates that are made of operations. */
+#include "autograd/ops.h"
 #include "optim/optim_internal.h"
 
 kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count)
@@ -14,14 +15,9 @@ kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_
     return t;
 }
 
-kn_dtype kn_piece_computes(const kn_opt_piece *q)
-{
-    return q->param_dtype == KN_F64 ? KN_F64 : KN_F32;
-}
-
 kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piece *q)
 {
-    const kn_dtype t = kn_piece_computes(q);
+    const kn_dtype t = kn_wide_dtype(q->param_dtype);
     kn_tensor *factor = kn_cast(kn_piece_tensor(d, step->grad_scale, KN_F64, 1), t);
     kn_tensor *mean =
         kn_mul(kn_cast(kn_piece_tensor(d, q->grad, q->grad_dtype, q->count), t), factor);

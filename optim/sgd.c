@@ -8,10 +8,10 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 }
 
 static const kn_optim_method plain = { .update = update };
-/* "momentum" is the state. */
+/* In a state dict, "momentum" is the state. */
 static const kn_optim_constant constant[] = {
-    { "momentum_factor", offsetof(kn_sgd_options, momentum), KN_OF_REALS, 0, 1 },
-    { "dampening", offsetof(kn_sgd_options, dampening), KN_OF_REALS, 0, 1 + 1e-15 },
+    { "momentum_factor", offsetof(kn_sgd_options, momentum), KN_OF_REALS, 0, 1, true, "momentum" },
+    { "dampening", offsetof(kn_sgd_options, dampening), KN_OF_REALS, 0, 1 },
     { "nesterov", offsetof(kn_sgd_options, nesterov), KN_OF_BOOLS, 0, 1 },
     { 0 },
 };
@@ -23,10 +23,8 @@ kn_optim *kn_sgd_(void *module, kn_sgd_options s)
 {
     s.momentum = kn_value_or(s.momentum, 0);
     s.dampening = kn_value_or(s.dampening, 0);
-    if (!(s.momentum >= 0 && s.momentum < 1) || !(s.dampening >= 0 && s.dampening <= 1))
-        return kn_fail_null(
-            "sgd: .momentum is %g and .dampening %g; they must lie in [0, 1) and [0, 1]",
-            s.momentum, s.dampening);
+    if (!kn_optim_in_ranges(constant, &s, "sgd"))
+        return NULL;
     if (s.dampening != 0 && s.momentum == 0)
         return kn_fail_null(
             "sgd: .dampening %g does nothing without .momentum; leave it out or give both",

@@ -123,11 +123,6 @@ static bool read_common(double *value, const kn_state_item *i, const char *of)
     return true;
 }
 
-static bool in_range(const kn_optim_constant *c, double x)
-{
-    return x >= c->low && (c->type == KN_OF_REALS ? x < c->high : x <= c->high && x == rint(x));
-}
-
 /* Another method's state lacks them: those of the optimizer stay. */
 static bool read_constants(kn_optim_values *v, reading *r, const kn_optim *o)
 {
@@ -139,7 +134,7 @@ static bool read_constants(kn_optim_values *v, reading *r, const kn_optim *o)
         *x = v->has[k] ? *x : -1;
         if (!read_common(x, i, c->name))
             return false;
-        if (i && !in_range(c, *x))
+        if (i && !kn_optim_in_range(c, *x))
             return kn_fail("%s: '%s' is %g; %g to %g is its range", what, i->name, *x, c->low,
                            c->high);
         v->has[k] = v->has[k] || i;

@@ -16,13 +16,21 @@ kn_tensor *kn_empty(kn_dtype dtype, kn_device device, int ndim, const int64_t *s
     return kn_tensor_new(dtype, device, NULL, category(), ndim, shape, NULL, true);
 }
 
-/* t[i] = value + i * step; the launch on a fresh tensor, which is used nowhere else yet. */
+bool kn_array_fill(const kn_tensor *on, kn_array to, double value, double step)
+{
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(on)), KN_K_FILL,
+                     ((kn_fill_args){ to, value, step }));
+}
+
+bool kn_array_copy(const kn_tensor *on, kn_array to, kn_array from)
+{
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(on)), KN_K_COPY, ((kn_copy_args){ to, from }));
+}
+
+/* t[i] = value + i * step, of a fresh tensor, which is used nowhere else yet. */
 static kn_tensor *filled(kn_tensor *t, double value, double step)
 {
-    if (!t)
-        return NULL;
-    kn_fill_args args = { .dst = kn_array_of(t), .value = value, .step = step };
-    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args) ? t : NULL;
+    return t && kn_array_fill(t, kn_array_of(t), value, step) ? t : NULL;
 }
 
 kn_tensor *kn_full(kn_dtype dtype, kn_device device, double value, int ndim, const int64_t *shape)
@@ -80,13 +88,6 @@ kn_tensor *kn_arange_(kn_dtype dtype, kn_device device, double end, kn_arange_op
     return filled(kn_empty(dtype, device, 1, (int64_t[]){ (int64_t)ceil(n) }), start, step);
 }
 
-/* Fills the elements of t that a describes. */
-static bool fill_part(kn_tensor *t, kn_array a, double value)
-{
-    kn_fill_args args = { .dst = a, .value = value };
-    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args);
-}
-
 kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double end, int64_t n)
 {
     if (n < 0 || !isfinite(start) || !isfinite(end - start))
@@ -101,7 +102,7 @@ kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double en
     if (last.data)
         last.data = (char *)last.data + (size_t)(n - 1) * kn_dtype_size(t->dtype);
     last.shape[0] = 1;
-    return fill_part(t, last, end) ? t : NULL;
+    return kn_array_fill(t, last, end, 0) ? t : NULL;
 }
 
 kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t columns)
@@ -116,7 +117,7 @@ kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t column
     diagonal.ndim = 1;
     diagonal.shape[0] = rows < columns ? rows : columns;
     diagonal.stride[0] = columns + 1;
-    return fill_part(t, diagonal, 1) ? t : NULL;
+    return kn_array_fill(t, diagonal, 1, 0) ? t : NULL;
 }
 
 /* The copy is done when this returns, or at least data has been read: it may go at once. On meta
@@ -132,7 +133,8 @@ kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
     return kn_from_host(t, data) ? t : NULL;
 }
 
-bool kn_keep_below_one(kn_tensor *t)
+/* bf16 and f16: 1 becomes the number before it. */
+static bool keep_below_one(kn_tensor *t)
 {
     if (t->dtype != KN_BF16 && t->dtype != KN_F16)
         return true;
@@ -163,21 +165,26 @@ kn_tensor *kn_borrow(kn_dtype dtype, void *data, int ndim, const int64_t *shape)
     return r;
 }
 
+kn_tensor *kn_drawn(kn_dtype dtype, kn_device device, kn_random_args how, int ndim,
+                    const int64_t *shape)
+{
+    kn_tensor *t = kn_empty(dtype, device, ndim, shape);
+    if (!t)
+        return NULL;
+    how.dst = kn_array_of(t);
+    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_RANDOM, how) &&
+                   (how.kind == KN_NORMAL || keep_below_one(t))
+               ? t
+               : NULL;
+}
+
 static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64_t seed,
                         uint64_t stream, int ndim, const int64_t *shape)
 {
     if (dtype != KN_DTYPE_DEFAULT && !kn_dtype_is_float(dtype))
         return kn_fail_null("rand: %s; f32, bf16, f16 and f64 are supported", kn_dtype_name(dtype));
-    kn_tensor *t = kn_empty(dtype, device, ndim, shape);
-    if (!t)
-        return NULL;
-    kn_random_args args = {
-        .dst = kn_array_of(t), .kind = kind, .seed = seed, .stream = stream, .p0 = 0, .p1 = 1
-    };
-    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_RANDOM, args) &&
-                   (kind == KN_NORMAL || kn_keep_below_one(t))
-               ? t
-               : NULL;
+    const kn_random_args how = { .kind = kind, .seed = seed, .stream = stream, .p1 = 1 };
+    return kn_drawn(dtype, device, how, ndim, shape);
 }
 
 kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,

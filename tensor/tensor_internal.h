@@ -127,7 +127,12 @@ kn_tensor *kn_scope_adopt(kn_tensor *t);
 void kn_scope_end_except(kn_scope s, kn_tensor *const *keep, int n);
 
 kn_tensor *kn_tensor_ref(kn_tensor *t); /* kn_keep without checks */
-bool kn_keep_below_one(kn_tensor *t);   /* bf16 and f16: 1 becomes the number before it */
+/* Kernels on the device of on: to = from; to = value, value + step, ... */
+bool kn_array_copy(const kn_tensor *on, kn_array to, kn_array from);
+bool kn_array_fill(const kn_tensor *on, kn_array to, double value, double step);
+/* A new tensor of draws, of the current scope: how, but for its dst; uniform ones stay below 1. */
+kn_tensor *kn_drawn(kn_dtype dtype, kn_device device, kn_random_args how, int ndim,
+                    const int64_t *shape);
 
 /* The raw array of t for a kernel. When the storage is released, an error stands that names the
  * tensor or its storage's label, and data is NULL. Checks the handle's magic. */

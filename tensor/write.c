@@ -95,8 +95,7 @@ bool kn_fill_(kn_tensor *t, double value)
 {
     if (!writable(t, "fill_"))
         return false;
-    kn_fill_args args = { .dst = kn_array_of(t), .value = value };
-    if (!KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args))
+    if (!kn_array_fill(t, kn_array_of(t), value, 0))
         return false;
     kn_written(t);
     return true;
@@ -135,9 +134,9 @@ bool kn_array_pack(kn_array *a, kn_dtype dtype, kn_device device, kn_tensor **ma
     *made = kn_tensor_new(dtype, device, NULL, KN_MEM_WORKSPACE, a->ndim, a->shape, NULL, false);
     if (!*made)
         return false;
-    kn_copy_args args = { .dst = kn_array_of(*made), .src = *a };
-    *a = args.dst;
-    return KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
+    const kn_array from = *a;
+    *a = kn_array_of(*made);
+    return kn_array_copy(*made, *a, from);
 }
 
 /* dst = src, which has its shape. From another device the source packs and converts rows, and the
@@ -162,10 +161,7 @@ static bool copy(const kn_array *dst, kn_device to, const kn_array *src, kn_devi
                            to == KN_CPU || sent);
     if (to == KN_CPU || sent) /* the CPU's stream runs on at once; a copy aside is given back */
         ok = ok && kn_stream_sync(s);
-    if (ok && arrived) {
-        kn_copy_args args = { .dst = *dst, .src = b };
-        ok = KN_LAUNCH(kn_compute_stream(to), KN_K_COPY, args);
-    }
+    ok = ok && (!arrived || kn_array_copy(arrived, *dst, b));
     kn_tensor_free(sent);
     kn_tensor_free(arrived);
     return ok;

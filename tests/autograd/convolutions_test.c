@@ -151,7 +151,7 @@ KN_TEST(convolutions, errors_of_transposed_ones)
     REFUSED(kn_conv_transpose2d(x, w, NULL, .groups = 3),
             "conv_transpose2d: 3 groups must divide the channels of x f64[2,4,2,2]");
     REFUSED(kn_conv_transpose2d(x, w, noise(3, KN_SHAPE(4))),
-            "conv_transpose2d: bias is f64[4], should be [3] in x's dtype or f32");
+            "bias is f64[4]; it should be [3] in x's dtype or f32");
     REFUSED(kn_conv_transpose2d(x, w, NULL, .stride = 2, .output_pads = { 1, 2 }),
             "conv_transpose2d: stride 2, dilation 1, pad 0, output_pad 2 along columns");
     REFUSED(kn_conv_transpose2d(x, w, NULL, .pads = { 2, 0 }),

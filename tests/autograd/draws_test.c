@@ -298,9 +298,9 @@ KN_TEST(draws, are_the_same_again_under_recompute)
 KN_TEST(draws, errors)
 {
     kn_tensor *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(3));
-    REFUSED(kn_rand_like(i), "rand_like: i64; f32, bf16, f16 and f64 are supported");
-    REFUSED(kn_randn_like(i), "randn_like: i64");
-    REFUSED(kn_bernoulli(i), "bernoulli: probabilities are i64");
+    REFUSED(kn_rand_like(i), "rand_like: needs a float tensor, got i64");
+    REFUSED(kn_randn_like(i), "randn_like: needs a float tensor, got i64");
+    REFUSED(kn_bernoulli(i), "bernoulli: needs a float tensor, got i64");
     REFUSED(kn_randint_like(i, 3, 3), "randint_like: [3, 3) is empty");
     REFUSED(kn_randint(KN_U8, KN_CPU, -1, 9, 1, 1, KN_SHAPE(2)),
             "randint: [-1, 9) as u8; numbers from 0 to 255");

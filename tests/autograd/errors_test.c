@@ -54,7 +54,8 @@ KN_TEST(errors, of_dtypes_and_ranges)
     REFUSED(kn_cross_entropy(a, i), "cross_entropy: logits f32[2,4]");
     REFUSED(kn_linear_cross_entropy(a, a, i), "linear_cross_entropy: x f32[2,4] needs i64 or i32");
     REFUSED(kn_linear_cross_entropy(a, zeros(3, 5), i), "its last dim should be 5");
-    REFUSED(kn_linear_cross_entropy(a, a, i, .bias = a), "linear_cross_entropy: bias is f32[2,4]");
+    REFUSED(kn_linear_cross_entropy(a, a, i, .bias = a),
+            "linear_cross_entropy: x is f32[2,4], bias is f32[2,4]");
     REFUSED(kn_linear_cross_entropy(a, a, i, .smoothing = 1), "should lie in [0, 1)");
     REFUSED(kn_linear_cross_entropy(a, zeros(3, 5), i, .reduction = KN_REDUCTION_NONE),
             "its last dim should be 5");

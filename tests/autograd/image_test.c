@@ -234,7 +234,7 @@ KN_TEST(image, errors_of_convolutions)
             "a kernel of 3 with dilation 3 reaches over 7 rows; x with pad 0 has 5");
     REFUSED(kn_conv2d(x, w, NULL, .pads = { 1, -1 }), "pad -1 along columns");
     REFUSED(kn_conv2d(x, w, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(5))),
-            "conv2d: bias is f32[5], should be [6]");
+            "bias is f32[5]; it should be [6]");
     REFUSED(kn_conv2d(x, kn_cast(w, KN_BF16), NULL),
             "of the same float dtype: x is f32[2,4,5,5], weight is bf16[6,4,3,3]");
     REFUSED(kn_conv2d(kn_reshape(x, KN_SHAPE(8, 25)), w, NULL), "x[N,C,H,W] or x[C,H,W]");

@@ -2,7 +2,7 @@
  * process: from the same gathered gradients, and, if the reduction adds in that process's order,
  * from the same training. Parameters that several ranks hold count once. Rank functions return a
  * status. */
-#include "nn/rounds.h"
+#include "nn/means.h"
 #include "tests/fsdp/two.h"
 
 enum { MICRO = 4, ORDERS = 5, MOST = 2048 };

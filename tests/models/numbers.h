@@ -255,15 +255,13 @@ enum {
     INF = 4,       /* the infinities */
     NANS = 8,      /* NaN */
     NOT_BIG = 16,  /* a call with a large number would take long: it isn't made */
-    UNNAMED = 32   /* the error tells it in other words: "betas are nan and 0.999" */
+    UNNAMED = 32   /* the error tells it in other words: "3 key-value heads don't divide" */
 };
 
 static const struct {
     const char *name; /* the end of it: ".eps" is that of every struct */
     int meaning;
 } meanings[] = {
-    { ".beta1", UNNAMED },
-    { ".beta2", UNNAMED },
     { ".group_count", NOT_BIG },
     { "muon_options.ns", NEG },
     { ".kv_heads", UNNAMED },

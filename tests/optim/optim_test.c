@@ -328,14 +328,15 @@ KN_TEST(optim, bad_use)
     REFUSED(kn_adamw(&m, .lr = 1, .weight_decay = -0.5), ".weight_decay is -0.5");
     REFUSED(kn_sgd(&m, .lr = 1, .momentum = -0.5), ".momentum is -0.5");
     REFUSED(kn_sgd(&m, .lr = 1, .momentum = 1), ".momentum is 1");
-    REFUSED(kn_sgd(&m, .lr = 1, .momentum = 0.9, .dampening = 2), ".dampening 2");
+    REFUSED(kn_sgd(&m, .lr = 1, .momentum = 0.9, .dampening = 2),
+            ".dampening is 2; it must lie in [0, 1]");
     REFUSED(kn_sgd(&m, .lr = 1, .dampening = 0.5), "does nothing without .momentum");
     REFUSED(kn_sgd(&m, .lr = 1, .momentum = 0.9, .dampening = 0.1, .nesterov = true),
             ".nesterov needs .momentum");
     kn_optim_group bad = { .pattern = "fc.*", .lr_mul = -3 };
     REFUSED(kn_adamw(&m, .lr = 1, .groups = &bad, .group_count = 1), "('fc.*') has .lr_mul -3");
     REFUSED(kn_adamw(&m, .lr = NAN), ".lr is nan");
-    REFUSED(kn_adamw(&m, .lr = 1, .beta1 = 1), "betas are 1 and 0.999");
+    REFUSED(kn_adamw(&m, .lr = 1, .beta1 = 1), ".beta1 is 1; it must lie in [0, 1)");
     REFUSED(kn_sgd(&m, .lr = 1, .nesterov = true), ".nesterov needs .momentum");
     kn_optim_group g = { .pattern = "decoder.*" };
     REFUSED(kn_adamw(&m, .lr = 1, .groups = &g, .group_count = 1),

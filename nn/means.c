@@ -1,4 +1,4 @@
-/* nn/rounds.c: what makes means of the raw sums in gradients.
+/* nn/means.c: what makes means of the raw sums in gradients.
  *
  * Each gradient carries the backwards that are summed in it (kn_passes). A step divides by the
  * number of backwards that brought any gradient to what its optimizer steps: a parameter that some
@@ -6,7 +6,7 @@
  * their own, also where one call measures all. Nothing else is counted anywhere, so a call that
  * drops, moves or merges gradients keeps the numbers true. */
 #include "autograd/rows.h"
-#include "nn/rounds.h"
+#include "nn/means.h"
 #include "nn/edit.h"
 
 /* ---- which gradients there are --------------------------------------------------------------- */

@@ -1,12 +1,12 @@
-/* nn/rounds.h (private): what makes means of the raw sums in gradients. */
-#ifndef KNAP_NN_ROUNDS_H
-#define KNAP_NN_ROUNDS_H
+/* nn/means.h (private): what makes means of the raw sums in gradients. */
+#ifndef KNAP_NN_MEANS_H
+#define KNAP_NN_MEANS_H
 
 #include "nn/nn_internal.h"
 
 /* A gradient of m's tree that some optimizer steps waits for it and carries scale. */
 bool kn_scale_waits(kn_module_impl *m, const kn_tensor *scale);
-/* Makes means of the raw sums in m's gradients (rounds.c). */
+/* Makes means of the raw sums in m's gradients (means.c). */
 typedef struct kn_means {
     double base;      /* divides most of them */
     double *by;       /* divides the gradient of kn_params' i-th */
