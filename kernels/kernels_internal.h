@@ -105,8 +105,8 @@ extern const kn_provider kn_cpu_onednn;
 /* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: the vector
  * provider, which comes first, calls this before it takes a product of bf16 or f16. */
 bool kn_cpu_onednn_takes(const kn_matmul_args *x);
+#endif
 /* Whether the lengths of a recurrent layer's rows lie in [1, steps]; else an error. */
 bool kn_cpu_lengths_fit(const kn_array *lengths, int64_t steps);
-#endif
 
 #endif
