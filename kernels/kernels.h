@@ -7,8 +7,9 @@
  * is past them.
  *
  * Rules for every entry unless its comment says otherwise:
- *  - floats of one call have one dtype T in {f32, bf16, f16, f64}; bf16 and f16 are computed in
- *    f32 and rounded once at the store; f64 is computed in f64;
+ *  - floats of one call have one dtype T in {f32, bf16, f16, f64}, but a gradient may have another,
+ *    that of the place where a leaf keeps it; bf16 and f16 are computed in f32 and rounded once at
+ *    the store; f64 is computed in f64;
  *  - arrays may have any strides (0 = broadcast) on inputs; outputs never overlap themselves;
  *  - an output may be the very same array as an input where the entry says "in place";
  *  - sizes of 0 are fine and do nothing (reductions over nothing give the neutral element);
