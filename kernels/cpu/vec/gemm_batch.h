@@ -34,17 +34,17 @@ static bool batch_shared(const batch *s, int threads)
     float small[ROOM] __attribute__((aligned(64)));
     float *base = small;
     if (floats > ROOM)
-        base = kn_take(kn_device_memory(KN_CPU), (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
+        base = vec_scratch((size_t)floats * sizeof *base);
     if (!base)
         return false;
     for (int64_t i = 0; i < s->count; i++) {
         const product p = batch_at(s, i);
-        team t = { .size = threads };
-        team_place(&t, &p, base);
-        product_run(&p, &t);
+        workspace w = { .threads = threads };
+        workspace_place(&w, &p, base);
+        product_run(&p, &w);
     }
     if (base != small)
-        kn_give(kn_device_memory(KN_CPU), base, (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
+        vec_scratch_end(base, (size_t)floats * sizeof *base);
     return true;
 }
 
@@ -60,9 +60,9 @@ static void divided_part(const void *ctx, int64_t part)
     const int64_t count = d->s->count;
     for (int64_t i = count * part / d->parts; i < count * (part + 1) / d->parts; i++) {
         const product p = batch_at(d->s, i);
-        team t = { .size = 1 };
-        team_place(&t, &p, d->base + part * d->floats);
-        product_run(&p, &t);
+        workspace w = { .threads = 1 };
+        workspace_place(&w, &p, d->base + part * d->floats);
+        product_run(&p, &w);
     }
 }
 
@@ -71,11 +71,11 @@ static bool batch_divided(const batch *s, int threads)
 {
     const int64_t floats = workspace_floats(&s->p, 1);
     const size_t bytes = (size_t)(floats * threads) * sizeof(float);
-    float *base = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    float *base = vec_scratch(bytes);
     if (!base)
         return false;
     kn_each_part(threads, divided_part, &(division){ s, base, floats, threads });
-    kn_give(kn_device_memory(KN_CPU), base, bytes, KN_MEM_WORKSPACE);
+    vec_scratch_end(base, bytes);
     return true;
 }
 

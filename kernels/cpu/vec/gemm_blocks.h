@@ -37,13 +37,13 @@ typedef struct product {
 } product;
 
 /* Shared by the threads that work on one product. Blocks use the two places of left in turn. */
-typedef struct team {
-    int size;
+typedef struct workspace {
+    int threads;
     int64_t rows, depth;    /* of a block */
     float *left[2], *right; /* packed: a block's left operand; a panel of each thread */
     float *c;               /* sums of a block whose dst is not written directly */
     _Atomic int64_t next;   /* the task to take */
-} team;
+} workspace;
 
 /* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
 typedef struct block {
@@ -60,30 +60,30 @@ static bool writes_through(const product *p)
 /* The depth of the blocks: K in equal parts. */
 static int64_t block_depth(int64_t K)
 {
-    return K <= DEPTH ? K : ceil_div(ceil_div(K, ceil_div(K, DEPTH)), 4) * 4;
+    return K <= DEPTH ? K : round_up(ceil_div(K, ceil_div(K, DEPTH)), 4);
 }
 
 /* The rows of the blocks: M in equal parts. */
 static int64_t block_rows(int64_t M)
 {
-    return M <= ROWS ? M : ceil_div(ceil_div(M, ceil_div(M, ROWS)), GEMM_MR) * GEMM_MR;
+    return M <= ROWS ? M : round_up(ceil_div(M, ceil_div(M, ROWS)), GEMM_MR);
 }
 
 /* ---- workspace ------------------------------------------------------------------------------ */
 
 static int64_t rows_padded(const product *p)
 {
-    return ceil_div(block_rows(p->M), GEMM_MR) * GEMM_MR;
+    return round_up(block_rows(p->M), GEMM_MR);
 }
 
 static int64_t columns_padded(const product *p)
 {
-    return ceil_div(v_min_i64(p->N, COLUMNS), GEMM_NR) * GEMM_NR;
+    return round_up(v_min_i64(p->N, COLUMNS), GEMM_NR);
 }
 
 static int64_t left_floats(const product *p)
 {
-    return ceil_div(rows_padded(p) * block_depth(p->K), 16) * 16;
+    return round_up(rows_padded(p) * block_depth(p->K), 16);
 }
 
 static int64_t right_floats(const product *p)
@@ -99,19 +99,19 @@ static int places(const product *p)
 
 static int64_t workspace_floats(const product *p, int threads)
 {
-    const int64_t c = writes_through(p) ? 0 : ceil_div(rows_padded(p) * columns_padded(p), 16) * 16;
+    const int64_t c = writes_through(p) ? 0 : round_up(rows_padded(p) * columns_padded(p), 16);
     return places(p) * left_floats(p) + threads * right_floats(p) + c;
 }
 
 /* Lays out the workspace from base on. */
-static void team_place(team *t, const product *p, float *base)
+static void workspace_place(workspace *w, const product *p, float *base)
 {
-    t->rows = block_rows(p->M);
-    t->depth = block_depth(p->K);
-    t->left[0] = base;
-    t->left[1] = base + (places(p) - 1) * left_floats(p);
-    t->right = t->left[1] + left_floats(p);
-    t->c = t->right + t->size * right_floats(p);
+    w->rows = block_rows(p->M);
+    w->depth = block_depth(p->K);
+    w->left[0] = base;
+    w->left[1] = base + (places(p) - 1) * left_floats(p);
+    w->right = w->left[1] + left_floats(p);
+    w->c = w->right + w->threads * right_floats(p);
 }
 
 /* ---- one block ------------------------------------------------------------------------------ */
@@ -162,7 +162,7 @@ static void pack_right(const product *p, float *right, const panel *s, const blo
 /* Asks for part i of n of a panel's source. */
 VEC_INLINE void panel_prefetch(const product *p, const panel *s, int64_t i, int64_t n)
 {
-    const int64_t step = 64 / (p->t == KN_F32 ? 4 : 2), across = ceil_div(s->run, step);
+    const int64_t step = 64 / v_size(p->t), across = ceil_div(s->run, step);
     const int64_t end = s->lines * across * (i + 1) / n;
     int64_t at = s->lines * across * i / n, line = at / across, run = at % across;
     for (; at < end; at++) {
@@ -189,8 +189,9 @@ VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int6
 }
 
 /* The micro tile of left panel i and right panel j, which is packed at right. */
-static void panel_product(const product *p, const team *t, const float *left, const float *right,
-                          const float *bias, const block *b, int64_t i, int64_t j)
+static void panel_product(const product *p, const workspace *w, const float *left,
+                          const float *right, const float *bias, const block *b, int64_t i,
+                          int64_t j)
 {
     const int64_t m0 = b->m + i * GEMM_MR, n0 = b->n + j * GEMM_NR;
     const int64_t m = v_min_i64(GEMM_MR, b->m + b->mb - m0);
@@ -199,7 +200,7 @@ static void panel_product(const product *p, const team *t, const float *left, co
     const int64_t ldc = through ? p->cm : columns_padded(p);
     if (p->gram && m0 >= n0 + n)
         return;
-    float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
+    float *c = through ? (float *)p->c + m0 * ldc + n0 : w->c + i * GEMM_MR * ldc + j * GEMM_NR;
     gemm_micro(b->kb, left + i * GEMM_MR * b->kb, right, c, ldc, m, n, b->k > 0 || p->add, bias);
     if (!through && b->k + b->kb == p->K)
         VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
@@ -207,45 +208,45 @@ static void panel_product(const product *p, const team *t, const float *left, co
 
 /* Into how many groups the left panels of a block are cut so that its tasks, a right panel by a
  * group each, keep all threads busy. */
-static int64_t groups(const team *t, const block *b)
+static int64_t groups(const workspace *w, const block *b)
 {
     int64_t n = 1;
-    while (t->size > 1 && n * b->right < 4 * t->size && b->left / (2 * n) >= FEWEST)
+    while (w->threads > 1 && n * b->right < 4 * w->threads && b->left / (2 * n) >= FEWEST)
         n *= 2;
     return n;
 }
 
 /* The panel of task `at` of a block, or of the block after it. */
-static panel panel_after(const product *p, const team *t, const block *b, int64_t at,
+static panel panel_after(const product *p, const workspace *w, const block *b, int64_t at,
                          const block *next)
 {
-    const int64_t cut = groups(t, b), tasks = cut * b->right;
+    const int64_t cut = groups(w, b), tasks = cut * b->right;
     if (at < tasks || !next)
         return panel_of(p, b, v_min_i64(at, tasks - 1) / cut);
-    return panel_of(p, next, v_min_i64((at - tasks) / groups(t, next), next->right - 1));
+    return panel_of(p, next, v_min_i64((at - tasks) / groups(w, next), next->right - 1));
 }
 
 /* Tasks, one after the other to free threads. next: the block after it, or NULL. */
-static void multiply_block(const product *p, team *t, const float *left, const block *b,
+static void multiply_block(const product *p, workspace *w, const float *left, const block *b,
                            const block *next, int thread)
 {
-    float *right = t->right + thread * GEMM_NR * t->depth;
+    float *right = w->right + thread * GEMM_NR * w->depth;
     float bias[GEMM_NR] = { 0 };
-    const int64_t cut = groups(t, b), tasks = cut * b->right;
+    const int64_t cut = groups(w, b), tasks = cut * b->right;
     const bool biased = p->bias && b->k + b->kb == p->K;
-    int64_t task = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+    int64_t task = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
     while (task < tasks) {
-        const int64_t then = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+        const int64_t then = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
         const int64_t j = task / cut, group = task % cut;
         const int64_t first = b->left * group / cut, end = b->left * (group + 1) / cut;
-        const panel here = panel_of(p, b, j), there = panel_after(p, t, b, then, next);
+        const panel here = panel_of(p, b, j), there = panel_after(p, w, b, then, next);
         pack_right(p, right, &here, b, j);
         for (int64_t i = 0; biased && i < here.width; i++)
             bias[i] = gemm_get(p->bias, p->bias_t, (b->n + j * GEMM_NR + i) * p->bias_n);
         for (int64_t i = first; i < end; i++) {
             if (b->kb > 0 && (then < tasks || next))
                 panel_prefetch(p, &there, i - first, end - first);
-            panel_product(p, t, left, right, biased ? bias : NULL, b, i, j);
+            panel_product(p, w, left, right, biased ? bias : NULL, b, i, j);
         }
         task = then;
     }
@@ -253,16 +254,16 @@ static void multiply_block(const product *p, team *t, const float *left, const b
 
 /* Block i of the product in the order n, m, k; false past the last one. K == 0 has empty blocks,
  * so that bias or zeros are stored. */
-static bool block_at(const product *p, const team *t, int64_t i, block *b)
+static bool block_at(const product *p, const workspace *w, int64_t i, block *b)
 {
-    const int64_t depths = v_max_i64(1, t->depth ? ceil_div(p->K, t->depth) : 1);
-    const int64_t downs = ceil_div(p->M, v_max_i64(t->rows, 1));
-    b->k = i % depths * t->depth;
-    b->m = i / depths % downs * t->rows;
+    const int64_t depths = v_max_i64(1, w->depth ? ceil_div(p->K, w->depth) : 1);
+    const int64_t downs = ceil_div(p->M, v_max_i64(w->rows, 1));
+    b->k = i % depths * w->depth;
+    b->m = i / depths % downs * w->rows;
     b->n = i / depths / downs * COLUMNS;
-    b->mb = v_min_i64(t->rows, p->M - b->m);
+    b->mb = v_min_i64(w->rows, p->M - b->m);
     b->nb = v_min_i64(COLUMNS, p->N - b->n);
-    b->kb = v_min_i64(t->depth, p->K - b->k);
+    b->kb = v_min_i64(w->depth, p->K - b->k);
     b->left = ceil_div(b->mb, GEMM_MR);
     b->right = ceil_div(b->nb, GEMM_NR);
     return b->n < p->N;
@@ -271,7 +272,7 @@ static bool block_at(const product *p, const team *t, int64_t i, block *b)
 /* Block i is multiplied while the left operand of block i + 1 is packed into the other place. */
 typedef struct stage {
     const product *p;
-    team *t;
+    workspace *w;
     int64_t i; /* -1: nothing to multiply yet */
 } stage;
 
@@ -294,26 +295,26 @@ static void gram_mirror(const void *ctx, int64_t begin, int64_t end)
 static void stage_part(const void *ctx, int64_t part)
 {
     const stage *s = ctx;
-    team *t = s->t;
+    workspace *w = s->w;
     block b, next;
-    const bool more = block_at(s->p, t, s->i + 1, &next);
-    if (s->i >= 0 && block_at(s->p, t, s->i, &b))
-        multiply_block(s->p, t, t->left[s->i % 2], &b, more ? &next : NULL, (int)part);
+    const bool more = block_at(s->p, w, s->i + 1, &next);
+    if (s->i >= 0 && block_at(s->p, w, s->i, &b))
+        multiply_block(s->p, w, w->left[s->i % 2], &b, more ? &next : NULL, (int)part);
     if (more)
-        pack_left(s->p, t->left[(s->i + 1) % 2], &next, (int)part, t->size);
+        pack_left(s->p, w->left[(s->i + 1) % 2], &next, (int)part, w->threads);
 }
 
-/* By all threads of the team, stage by stage. */
-static void product_run(const product *p, team *t)
+/* By all threads, stage by stage. */
+static void product_run(const product *p, workspace *w)
 {
     block b;
-    stage s = { p, t, -1 };
-    for (; block_at(p, t, s.i < 0 ? 0 : s.i, &b); s.i++) {
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-        kn_each_part(t->size, stage_part, &s);
+    stage s = { p, w, -1 };
+    for (; block_at(p, w, s.i < 0 ? 0 : s.i, &b); s.i++) {
+        atomic_store_explicit(&w->next, 0, memory_order_relaxed);
+        kn_each_part(w->threads, stage_part, &s);
     }
     if (p->gram)
-        kn_each_range(t->size, ceil_div(p->M, 4), gram_mirror, p);
+        kn_each_range(w->threads, ceil_div(p->M, 4), gram_mirror, p);
 }
 
 #endif
