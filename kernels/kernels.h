@@ -7,8 +7,9 @@
  * is past them.
  *
  * Rules for every entry unless its comment says otherwise:
- *  - floats of one call have one dtype T in {f32, bf16, f16, f64}; bf16 and f16 are computed in
- *    f32 and rounded once at the store; f64 is computed in f64;
+ *  - floats of one call have one dtype T in {f32, bf16, f16, f64}, but a gradient may have another,
+ *    that of the place where a leaf keeps it; bf16 and f16 are computed in f32 and rounded once at
+ *    the store; f64 is computed in f64;
  *  - arrays may have any strides (0 = broadcast) on inputs; outputs never overlap themselves;
  *  - an output may be the very same array as an input where the entry says "in place";
  *  - sizes of 0 are fine and do nothing (reductions over nothing give the neutral element);
@@ -409,8 +410,8 @@ KN_API const char *kn_cpu_isa(void);
 KN_API const char *kn_cpu_libraries(void);
 /* How the CPU's f32 products are given to oneDNN or Knap's own kernels, where it was timed: "12 timed
  * before: FILE", or "timed when first met, 12 so far: FILE" (KNAP_TUNE=1). It says too where the
- * file is damaged or can't be written. NULL where nothing was timed (a rule by features decides),
- * and without oneDNN. Valid until the thread's next call. */
+ * file is damaged or can't be written. NULL where nothing was timed (Knap's compute then), and
+ * without oneDNN. Valid until the thread's next call. */
 KN_API const char *kn_cpu_choices(void);
 
 /* Runs kernel k with a copy of args on s (NULL: error). size must be sizeof the entry's struct.

@@ -105,8 +105,8 @@ extern const kn_provider kn_cpu_reference;
 extern const kn_provider kn_cpu_vec_base, kn_cpu_vec_avx2, kn_cpu_vec_avx512;
 #ifdef KN_HAVE_ONEDNN
 extern const kn_provider kn_cpu_onednn;
+#endif
 /* Whether the lengths of a recurrent layer's rows lie in [1, steps]; else an error. */
 bool kn_cpu_lengths_fit(const kn_array *lengths, int64_t steps);
-#endif
 
 #endif

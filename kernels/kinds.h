@@ -38,7 +38,7 @@ KN_API bool kn_dtype_is_int(kn_dtype t);        /* i64, i32, u8, bool */
 KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
 
 /* How long a kind computes. */
-typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_kind_work;
+typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM } kn_kind_work;
 
 /* The columns of a unary kind:
  *   function  how autograd/operations.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0
@@ -49,8 +49,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
  *             divides; UNIT, from 0 to 1; ABOVE, beyond 1
  *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread;
  *             LONG: many instructions, so a GPU's loop over them stays a loop; LIBM: the same, and
- *             the CPU's vector provider takes it by libmvec, where there is one; RARE: the same,
- *             and it leaves it to the reference
+ *             the CPU's vector provider takes it by libmvec, where there is one
  *   formula   y = f(x), with p0 and p1, in words that every provider defines for its numbers
  *             (kernels/formulas.h)
  *   gradient  dx = d f'(x), where d is dy. A slope that is chosen to be 0 lets nothing pass, also
@@ -202,7 +201,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
     /* the same, but its derivative is 0 at p0 and p1 */                                           \
     ROW(HARDTANH, hardtanh, PARAMS, X, NUMBERS, LINE, LIGHT,                                       \
         v_clamp(x, p0, p1),              v_inside(x, p0, p1, d))                                   \
-    ROW(NOT, logical_not, PARAMS, NO_GRAD, BOOLS, LINE, RARE,                                      \
+    ROW(NOT, logical_not, PARAMS, NO_GRAD, BOOLS, LINE, LONG,                                      \
         !x,                              v_zero())
 
 /* Of self-normalizing networks (arXiv:1706.02515). */

@@ -1,13 +1,15 @@
 /* kernels/cpu/choose.c: whether oneDNN is asked for a matrix product before the vector overlay.
  *
  * bf16 and f16: where the CPU has instructions for them, which the overlay doesn't use. f32: either
- * may be faster, by a third on one processor and another. KNAP_TUNE=1 times both where it meets a
- * kind of product for the first time, and keeps the faster one in the file of choices (choices.h);
- * without its line a rule decides by features (by_rule). bench/products.c shows both sides' rates.
+ * may be faster, by a third on one processor and another, so KNAP_TUNE=1 times both where it meets
+ * a kind of product for the first time, and keeps the faster one in the file of choices
+ * (choices.h). Without its line the overlay is asked first: an element of its f32 products has the
+ * same bits wherever in a matrix it lies, which oneDNN doesn't promise. bench/products.c shows both
+ * sides' rates.
  *
  * The two add in different orders. So a choice depends on the processor, on the versions of both
- * and on the kind of a product: how its operands lie, N and K to a power of two. It doesn't depend
- * on threads, nor on rows, but for a few: a row has the same bits in every batch. */
+ * and on the kind of a product (how its operands lie, N and K to a power of two), not on threads,
+ * nor on rows, but for a few. */
 #include "kernels/choices.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/onednn.h"
@@ -30,10 +32,7 @@ enum {
 
 /* ---- the processor --------------------------------------------------------------------------- */
 
-static struct {
-    bool intel;
-    char key[160]; /* how keys of choices begin */
-} cpu;
+static char cpu[160]; /* how keys of choices begin */
 static pthread_once_t cpu_once = PTHREAD_ONCE_INIT;
 
 static void find_cpu(void)
@@ -48,23 +47,14 @@ static void find_cpu(void)
         model += (a >> 16 & 15) << 4;
     if (family == 15)
         family += a >> 20 & 255;
-    cpu.intel = strcmp(vendor, "GenuineIntel") == 0;
-    snprintf(cpu.key, sizeof cpu.key, "CPU %s family %u model %u, %s, %s, ", vendor, family, model,
+    snprintf(cpu, sizeof cpu, "CPU %s family %u model %u, %s, %s, ", vendor, family, model,
              kn_cpu_isa(), kn_cpu_libraries());
 }
 
 static const char *cpu_key(void)
 {
     pthread_once(&cpu_once, find_cpu);
-    return cpu.key;
-}
-
-/* On a Xeon with AVX-512 and AMX the overlay's f32 products had 0.6 to 1.0 of oneDNN 2.6's rate, on
- * AMD's with AVX2 1.0 to 1.4 of it (docs/results.md). */
-static bool by_rule(void)
-{
-    cpu_key();
-    return cpu.intel && strcmp(kn_cpu_isa(), "avx512") == 0;
+    return cpu;
 }
 
 /* ---- kinds of f32 products ------------------------------------------------------------------- */
@@ -128,7 +118,7 @@ static int look_up(const kind *of, const kn_matmul_args *x)
     if (!answer && kn_tuning() && (answer = time_both(x)))
         kn_choice_keep(key, answer == ONEDNN ? "oneDNN" : "own");
     pthread_mutex_unlock(&lock);
-    return answer ? answer : by_rule() ? ONEDNN : OVERLAY;
+    return answer ? answer : OVERLAY;
 }
 
 /* ---- the entry ------------------------------------------------------------------------------- */

@@ -17,42 +17,22 @@ typedef struct call {
     kn_conv_key key; /* of all samples */
     char *at[PARTS]; /* dense arrays */
     void *bias;
-    int64_t pieces, each;        /* samples */
-    kn_conv_piece *piece, *rest; /* the last one may be shorter */
-    char *weights;               /* in the primitive's order; or a gradient for each piece */
-    size_t weights_bytes;        /* of one */
+    kn_conv_cut cut;      /* into samples */
+    char *weights;        /* in the primitive's order; or a gradient for each piece */
+    size_t weights_bytes; /* of one */
 } call;
 
-static int64_t product_of(const int64_t *s, int n)
-{
-    int64_t product = 1;
-    for (int i = 0; i < n; i++)
-        product *= s[i];
-    return product;
-}
-
 /* Small enough for a core's cache, and enough of them to share; fewer if each has weights. */
-static void cut(call *c)
+static int64_t samples_of(const kn_conv_key *k)
 {
-    const kn_conv_key *k = &c->key;
-    const int64_t N = k->x[0], sample = product_of(k->x + 1, 3) + product_of(k->y + 1, 3);
+    const int64_t N = k->x[0], sample = kn_conv_product(k->x + 1, 3) + kn_conv_product(k->y + 1, 3);
     if (k->kind == KN_CONV_WEIGHTS) {
-        const int64_t room = PARTIAL_BYTES / 4 / product_of(k->w, 4);
+        const int64_t room = PARTIAL_BYTES / 4 / kn_conv_product(k->w, 4);
         const int64_t most = room < 2 ? 2 : MIN(room, PIECES);
-        c->each = (N + most - 1) / most;
-    } else {
-        const int64_t fit = PIECE_ELEMENTS / sample;
-        c->each = MIN(fit, (N + PIECES - 1) / PIECES);
+        return (N + most - 1) / most;
     }
-    c->each = c->each < 1 ? 1 : c->each;
-    c->pieces = (N + c->each - 1) / c->each;
-}
-
-static kn_conv_piece *piece_get(const call *c, int64_t samples)
-{
-    kn_conv_key k = c->key;
-    k.x[0] = k.y[0] = samples;
-    return (kn_conv_piece *)kn_onednn_get(&k, sizeof k, kn_conv_make);
+    const int64_t fit = PIECE_ELEMENTS / sample, each = MIN(fit, (N + PIECES - 1) / PIECES);
+    return each < 1 ? 1 : each;
 }
 
 /* Scratch of a thread: both images in the primitive's order, and its own scratch. */
@@ -66,10 +46,10 @@ static bool run_piece(const void *ctx, int64_t i, dnnl_stream_t stream, void *ro
     const call *c = ctx;
     char *scratch = room;
     const kn_conv_key *k = &c->key;
-    const kn_conv_piece *v = i == c->pieces - 1 ? c->rest : c->piece;
-    const int64_t first = i * c->each, size = (int64_t)kn_dtype_size((kn_dtype)k->t);
-    char *plain[PARTS] = { [X] = c->at[X] + first * product_of(k->x + 1, 3) * size,
-                           [Y] = c->at[Y] + first * product_of(k->y + 1, 3) * size };
+    const kn_conv_piece *v = i == c->cut.pieces - 1 ? c->cut.rest : c->cut.piece;
+    const int64_t first = i * c->cut.each, size = (int64_t)kn_dtype_size((kn_dtype)k->t);
+    char *plain[PARTS] = { [X] = c->at[X] + first * kn_conv_product(k->x + 1, 3) * size,
+                           [Y] = c->at[Y] + first * kn_conv_product(k->y + 1, 3) * size };
     void *inner[PARTS];
     const int result = kn_conv_result(k->kind);
     for (int p = 0; p < PARTS; p += Y) { /* X and Y */
@@ -91,7 +71,7 @@ static bool reorder_one(const void *ctx, int64_t i, dnnl_stream_t stream, void *
 {
     const call *c = ctx;
     (void)i, (void)scratch;
-    return kn_conv_reorder(&c->piece->part[W], c->key.kind == KN_CONV_WEIGHTS, stream, c->at[W],
+    return kn_conv_reorder(&c->cut.piece->part[W], c->key.kind == KN_CONV_WEIGHTS, stream, c->at[W],
                            c->weights);
 }
 
@@ -100,63 +80,43 @@ static bool reorder_weights(const call *c)
     return kn_onednn_each(1, 1, reorder_one, c, NULL, 0);
 }
 
-static int64_t weights_count(const call *c)
-{
-    return (int64_t)(c->weights_bytes / sizeof(float));
-}
-
 static bool run_pieces(const call *c)
 {
-    const kn_conv_key *k = &c->key;
-    const int wanted =
-        kn_onednn_threads(2.0 * (double)product_of(k->y, 4) * (double)product_of(k->w + 1, 3));
-    const int64_t threads = MIN(wanted, c->pieces);
-    const size_t one = scratch_bytes(c->piece), last = scratch_bytes(c->rest);
-    const size_t each = one > last ? one : last, bytes = each * (size_t)threads;
-    char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
-    if (!scratch)
+    const bool grad = c->key.kind == KN_CONV_WEIGHTS, reorder = c->cut.piece->part[W].reorder;
+    const size_t one = scratch_bytes(c->cut.piece), last = scratch_bytes(c->cut.rest);
+    if ((!grad && reorder && !reorder_weights(c)) ||
+        !kn_conv_cut_run(&c->cut, &c->key, run_piece, c, one > last ? one : last))
         return false;
-    bool good = k->kind == KN_CONV_WEIGHTS || !c->piece->part[W].reorder || reorder_weights(c);
-    good = good && kn_onednn_each(threads, c->pieces, run_piece, c, scratch, each);
-    kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
-    if (good && k->kind == KN_CONV_WEIGHTS) {
-        kn_add_pieces((float *)(void *)c->weights, weights_count(c), c->pieces);
-        if (c->piece->part[W].reorder)
-            good = reorder_weights(c);
-        else
-            memcpy(c->at[W], c->weights, c->weights_bytes);
-    }
-    return good || kn_fail("conv: oneDNN could not run a convolution that it accepted");
+    if (!grad)
+        return true;
+    kn_add_pieces((float *)(void *)c->weights, (int64_t)(c->weights_bytes / sizeof(float)),
+                  c->cut.pieces);
+    if (reorder)
+        return reorder_weights(c);
+    memcpy(c->at[W], c->weights, c->weights_bytes);
+    return true;
 }
 
 /* Finds the primitives, and the place of the weights in their order. */
 static kn_status run_call(call *c)
 {
-    cut(c);
-    const int64_t left = c->key.x[0] - (c->pieces - 1) * c->each;
-    kn_status status = KN_FAILED;
-    c->rest = piece_get(c, left);
-    c->piece = c->pieces > 1 && left != c->each ? piece_get(c, c->each) : c->rest;
-    if (c->piece && c->rest) {
-        const kn_conv_piece *v = c->piece;
-        bool same = c->rest == v ||
-                    dnnl_memory_desc_equal(DESC(v->part[W].inner), DESC(c->rest->part[W].inner));
-        status = v->primitive && c->rest->primitive && same ? KN_DONE : KN_DECLINED;
-    }
+    c->cut.each = samples_of(&c->key);
+    kn_status status = kn_conv_cut_make(&c->cut, &c->key, false);
+    const kn_conv_piece *v = c->cut.piece, *rest = c->cut.rest;
+    if (status == KN_DONE && v != rest &&
+        !dnnl_memory_desc_equal(DESC(v->part[W].inner), DESC(rest->part[W].inner)))
+        status = KN_DECLINED;
     if (status == KN_DONE) {
         const bool grad = c->key.kind == KN_CONV_WEIGHTS;
-        c->weights_bytes = dnnl_memory_desc_get_size(DESC(c->piece->part[W].inner));
-        const size_t bytes = c->weights_bytes * (size_t)(grad ? c->pieces : 1);
-        const bool own = grad || c->piece->part[W].reorder;
+        c->weights_bytes = dnnl_memory_desc_get_size(DESC(v->part[W].inner));
+        const size_t bytes = c->weights_bytes * (size_t)(grad ? c->cut.pieces : 1);
+        const bool own = grad || v->part[W].reorder;
         c->weights = own ? kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE) : c->at[W];
         status = c->weights && run_pieces(c) ? KN_DONE : KN_FAILED;
         if (own && c->weights)
             kn_give(kn_device_memory(KN_CPU), c->weights, bytes, KN_MEM_WORKSPACE);
     }
-    if (c->piece && c->piece != c->rest)
-        kn_onednn_release(&c->piece->item);
-    if (c->rest)
-        kn_onednn_release(&c->rest->item);
+    kn_conv_cut_end(&c->cut);
     return status;
 }
 
@@ -276,7 +236,7 @@ static bool key_make(kn_conv_key *k, const kn_array *array[PARTS], const kn_arra
     memcpy(k->y, y->shape, sizeof k->y);
     k->x_last = is_last(x), k->y_last = is_last(y), k->bias = bias->data != NULL;
     for (int d = 0; d < 2; d++) {
-        if (k->stride[d] < 1 || k->dilation[d] < 1 || k->pad[d] < 0)
+        if (k->pad[d] < 0)
             return false;
         const int64_t reach = (k->w[2 + d] - 1) * k->dilation[d] + 1;
         k->pad_after[d] = (k->y[2 + d] - 1) * k->stride[d] + reach - k->x[2 + d] - k->pad[d];

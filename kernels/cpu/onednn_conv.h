@@ -34,8 +34,20 @@ typedef struct kn_conv_piece {
 
 /* Which of the three arrays a kn_onednn_conv_kind writes. */
 int kn_conv_result(int64_t kind);
-/* For kn_onednn_get: the primitives of a kn_conv_key. */
-kn_onednn_item *kn_conv_make(const void *key);
+/* A call as pieces of `each` samples, or of `each` output channels; the last may have fewer. */
+typedef struct kn_conv_cut {
+    int64_t each, pieces;
+    kn_conv_piece *piece, *rest; /* rest: the last */
+} kn_conv_cut;
+
+/* Finds the primitives of a call's pieces; KN_DECLINED: oneDNN has none. End it in any case. */
+kn_status kn_conv_cut_make(kn_conv_cut *c, const kn_conv_key *k, bool channels);
+void kn_conv_cut_end(kn_conv_cut *c);
+/* fn for each piece, on threads with `bytes` of scratch each. */
+bool kn_conv_cut_run(const kn_conv_cut *c, const kn_conv_key *k, kn_onednn_fn fn, const void *ctx,
+                     size_t bytes);
+int64_t kn_conv_product(const int64_t *s, int n);
+
 /* Copies an array into the primitive's order; out: back. */
 bool kn_conv_reorder(const kn_conv_part *p, bool out, dnnl_stream_t stream, void *plain,
                      void *inner);

@@ -117,7 +117,7 @@ static void conv_destroy(kn_onednn_item *item)
     kn_host_free(v);
 }
 
-kn_onednn_item *kn_conv_make(const void *key)
+static kn_onednn_item *conv_make(const void *key)
 {
     kn_conv_piece *v = kn_host_calloc(1, sizeof *v);
     if (!v)
@@ -128,6 +128,61 @@ kn_onednn_item *kn_conv_make(const void *key)
     conv_make_primitive(v);
     kn_onednn_threads_restore(threads);
     return &v->item;
+}
+
+/* ---- a call as pieces ------------------------------------------------------------------------ */
+
+int64_t kn_conv_product(const int64_t *s, int n)
+{
+    int64_t product = 1;
+    for (int i = 0; i < n; i++)
+        product *= s[i];
+    return product;
+}
+
+static kn_conv_piece *piece_get(const kn_conv_key *key, int64_t n, bool channels)
+{
+    kn_conv_key k = *key;
+    if (channels)
+        k.w[0] = k.y[1] = n;
+    else
+        k.x[0] = k.y[0] = n;
+    return (kn_conv_piece *)kn_onednn_get(&k, sizeof k, conv_make);
+}
+
+kn_status kn_conv_cut_make(kn_conv_cut *c, const kn_conv_key *k, bool channels)
+{
+    const int64_t all = channels ? k->w[0] : k->x[0];
+    c->pieces = (all + c->each - 1) / c->each;
+    const int64_t left = all - (c->pieces - 1) * c->each;
+    c->rest = piece_get(k, left, channels);
+    c->piece = c->pieces > 1 && left != c->each ? piece_get(k, c->each, channels) : c->rest;
+    if (!c->piece || !c->rest)
+        return KN_FAILED;
+    return c->piece->primitive && c->rest->primitive ? KN_DONE : KN_DECLINED;
+}
+
+void kn_conv_cut_end(kn_conv_cut *c)
+{
+    if (c->piece && c->piece != c->rest)
+        kn_onednn_release(&c->piece->item);
+    if (c->rest)
+        kn_onednn_release(&c->rest->item);
+}
+
+bool kn_conv_cut_run(const kn_conv_cut *c, const kn_conv_key *k, kn_onednn_fn fn, const void *ctx,
+                     size_t bytes)
+{
+    const int64_t wanted = kn_onednn_threads(2.0 * (double)kn_conv_product(k->y, 4) *
+                                             (double)kn_conv_product(k->w + 1, 3));
+    const int64_t threads = wanted < c->pieces ? wanted : c->pieces;
+    const size_t all = bytes * (size_t)threads;
+    char *scratch = kn_take(kn_device_memory(KN_CPU), all, KN_MEM_WORKSPACE);
+    if (!scratch)
+        return false;
+    const bool good = kn_onednn_each(threads, c->pieces, fn, ctx, scratch, bytes);
+    kn_give(kn_device_memory(KN_CPU), scratch, all, KN_MEM_WORKSPACE);
+    return good || kn_fail("conv: oneDNN could not run a convolution that it accepted");
 }
 
 bool kn_conv_reorder(const kn_conv_part *p, bool out, dnnl_stream_t stream, void *plain,

@@ -14,21 +14,13 @@ enum {
     ENOUGH_TILES = 8, /* of a product */
 };
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-
 /* ---- pieces of output channels --------------------------------------------------------------- */
 
 typedef struct slices {
     kn_conv_key key;
     char *const *at;
-    int64_t each, pieces;        /* channels */
-    kn_conv_piece *piece, *rest; /* the last one may have fewer */
+    kn_conv_cut cut; /* into channels */
 } slices;
-
-static int64_t weights_of_channel(const kn_conv_key *k)
-{
-    return k->w[1] * k->w[2] * k->w[3];
-}
 
 static int64_t positions(const kn_conv_key *k)
 {
@@ -44,17 +36,10 @@ static bool worth_slicing(const kn_conv_key *k)
            k->w[0] >= 2 * CHANNELS;
 }
 
-static kn_conv_piece *slice_get(const slices *s, int64_t channels)
-{
-    kn_conv_key k = s->key;
-    k.w[0] = k.y[1] = channels;
-    return (kn_conv_piece *)kn_onednn_get(&k, sizeof k, kn_conv_make);
-}
-
 /* Both images and the weights in the primitive's order, y's channels, its own scratch. */
 static size_t slice_bytes(const slices *s, const kn_conv_piece *v)
 {
-    const int64_t y = positions(&s->key) * s->each * (int64_t)kn_dtype_size((kn_dtype)s->key.t);
+    const int64_t y = positions(&s->key) * s->cut.each * (int64_t)kn_dtype_size((kn_dtype)s->key.t);
     size_t bytes = KN_ALIGNED((size_t)y) + KN_ALIGNED(v->scratch);
     for (int p = 0; p < PARTS; p++)
         bytes += KN_ALIGNED(v->part[p].bytes);
@@ -77,14 +62,14 @@ static bool run_slice(const void *ctx, int64_t i, dnnl_stream_t stream, void *ro
 {
     const slices *s = ctx;
     char *scratch = room;
-    const kn_conv_piece *v = i == s->pieces - 1 ? s->rest : s->piece;
-    const int64_t channels = v->key.w[0], first = i * s->each;
-    char *weights = s->at[W] + first * weights_of_channel(&s->key) * (int64_t)sizeof(float);
+    const kn_conv_piece *v = i == s->cut.pieces - 1 ? s->cut.rest : s->cut.piece;
+    const int64_t channels = v->key.w[0], first = i * s->cut.each;
+    char *weights = s->at[W] + first * kn_conv_product(s->key.w + 1, 3) * (int64_t)sizeof(float);
     char *plain[PARTS] = { [X] = s->at[X], [W] = weights, [Y] = scratch };
     void *inner[PARTS];
     take_channels(s, scratch, first, channels);
     scratch +=
-        KN_ALIGNED((size_t)(positions(&s->key) * s->each) * kn_dtype_size((kn_dtype)s->key.t));
+        KN_ALIGNED((size_t)(positions(&s->key) * s->cut.each) * kn_dtype_size((kn_dtype)s->key.t));
     for (int p = 0; p < PARTS; p++) {
         inner[p] = v->part[p].reorder ? scratch : plain[p];
         scratch += KN_ALIGNED(v->part[p].bytes);
@@ -96,41 +81,20 @@ static bool run_slice(const void *ctx, int64_t i, dnnl_stream_t stream, void *ro
            (!v->part[W].reorder || kn_conv_reorder(&v->part[W], true, stream, plain[W], inner[W]));
 }
 
-static kn_status run_slices(const slices *s)
-{
-    const kn_conv_key *k = &s->key;
-    const double flops = 2.0 * (double)positions(k) * (double)(k->w[0] * weights_of_channel(k));
-    const int64_t threads = MIN(kn_onednn_threads(flops), s->pieces);
-    const size_t one = slice_bytes(s, s->piece), last = slice_bytes(s, s->rest);
-    const size_t each = one > last ? one : last, bytes = each * (size_t)threads;
-    char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
-    if (!scratch)
-        return KN_FAILED;
-    const bool good = kn_onednn_each(threads, s->pieces, run_slice, s, scratch, each);
-    kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
-    if (!good)
-        kn_fail("conv: oneDNN could not run a convolution that it accepted");
-    return good ? KN_DONE : KN_FAILED;
-}
-
 kn_status kn_conv_weights_by_channels(const kn_conv_key *k, char *const at[PARTS])
 {
     if (!worth_slicing(k))
         return KN_DECLINED;
     slices s = { .key = *k, .at = at };
-    s.each = (k->w[0] / PIECES + CHANNELS - 1) / CHANNELS * CHANNELS;
-    s.each = s.each < CHANNELS ? CHANNELS : s.each;
-    s.pieces = (k->w[0] + s.each - 1) / s.each;
-    const int64_t left = k->w[0] - (s.pieces - 1) * s.each;
-    kn_status status = KN_FAILED;
-    s.rest = slice_get(&s, left);
-    s.piece = left != s.each ? slice_get(&s, s.each) : s.rest;
-    if (s.piece && s.rest)
-        status = s.piece->primitive && s.rest->primitive ? run_slices(&s) : KN_DECLINED;
-    if (s.piece && s.piece != s.rest)
-        kn_onednn_release(&s.piece->item);
-    if (s.rest)
-        kn_onednn_release(&s.rest->item);
+    s.cut.each = (k->w[0] / PIECES + CHANNELS - 1) / CHANNELS * CHANNELS;
+    s.cut.each = s.cut.each < CHANNELS ? CHANNELS : s.cut.each;
+    kn_status status = kn_conv_cut_make(&s.cut, k, true);
+    if (status == KN_DONE) {
+        const size_t one = slice_bytes(&s, s.cut.piece), last = slice_bytes(&s, s.cut.rest);
+        if (!kn_conv_cut_run(&s.cut, k, run_slice, &s, one > last ? one : last))
+            status = KN_FAILED;
+    }
+    kn_conv_cut_end(&s.cut);
     return status;
 }
 
@@ -162,7 +126,7 @@ static char *positions_of_x(const kn_conv_key *k, char *x, size_t *bytes)
 /* The largest divisor of N that is at most `most`. */
 static int64_t divisor(int64_t N, int64_t most)
 {
-    int64_t d = MIN(N, most);
+    int64_t d = N < most ? N : most;
     while (d > 1 && N % d != 0)
         d--;
     return d < 1 ? 1 : d;

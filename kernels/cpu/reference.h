@@ -44,6 +44,12 @@ kn_ref_walk kn_ref_walk_over(const kn_array *first, ...) __attribute__((sentinel
 kn_ref_walk kn_ref_walk_shape(int ndim, const int64_t *shape, int n, const kn_array *const *arrays);
 void kn_ref_walk_next(kn_ref_walk *w);
 
+/* The offset of a[i,j,k,l]. */
+static inline int64_t kn_ref_at(const kn_array *a, int64_t i, int64_t j, int64_t k, int64_t l)
+{
+    return i * a->stride[0] + j * a->stride[1] + k * a->stride[2] + l * a->stride[3];
+}
+
 /* False with an error if a value of index lies outside of full's dim. */
 bool kn_ref_check_index(const char *op, const kn_array *index, const kn_array *full, int dim);
 

@@ -66,7 +66,7 @@ static double bias(const attention *a, int64_t b, int64_t h, int64_t t, int64_t 
     const kn_array *m = a->mask;
     if (!m)
         return 0;
-    int64_t at = b * m->stride[0] + h * m->stride[1] + t * m->stride[2] + s * m->stride[3];
+    int64_t at = kn_ref_at(m, b, h, t, s);
     if (m->dtype == KN_BOOL)
         return kn_ref_get_int(m, at) ? 0 : -INFINITY;
     return kn_ref_get(m, at);
@@ -87,11 +87,6 @@ static double dropout_factor(const attention *a, int64_t row, int64_t s)
     return kn_dropout_keeps(word, a->threshold) ? a->kept : 0;
 }
 
-static int64_t offset4(const kn_array *x, int64_t b, int64_t h, int64_t t)
-{
-    return b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
-}
-
 static double dot(const kn_array *x, int64_t xi, const kn_array *y, int64_t yi, int64_t n)
 {
     double sum = 0;
@@ -109,7 +104,8 @@ static double row_share(const attention *a, const kn_attention_grad_args *p, int
     if (!kn_lse_is_coarse(lse))
         return 1;
     for (int64_t s = hidden(a, t); s < n; s++) {
-        double z = dot(&p->q, offset4(&p->q, b, h, t), &p->k, offset4(&p->k, b, g, s), a->D);
+        double z =
+            dot(&p->q, kn_ref_at(&p->q, b, h, t, 0), &p->k, kn_ref_at(&p->k, b, g, s, 0), a->D);
         sum += probability(a, a->scale * z + bias(a, b, h, t, s), lse);
     }
     return 1 / sum;
@@ -120,11 +116,12 @@ static void attention_row(const attention *a, const kn_attention_args *p, int64_
                           int64_t t, double *z)
 {
     int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
-    int64_t qt = offset4(&p->q, b, h, t), ot = offset4(&p->o, b, h, t), first = hidden(a, t);
+    int64_t qt = kn_ref_at(&p->q, b, h, t, 0), ot = kn_ref_at(&p->o, b, h, t, 0),
+            first = hidden(a, t);
     double max = -INFINITY, sum = 0;
     for (int64_t s = first; s < n; s++) {
-        z[s] =
-            a->scale * dot(&p->q, qt, &p->k, offset4(&p->k, b, g, s), a->D) + bias(a, b, h, t, s);
+        z[s] = a->scale * dot(&p->q, qt, &p->k, kn_ref_at(&p->k, b, g, s, 0), a->D) +
+               bias(a, b, h, t, s);
         max = z[s] > max || isnan(z[s]) ? z[s] : max;
     }
     for (int64_t s = first; s < n; s++)
@@ -136,7 +133,7 @@ static void attention_row(const attention *a, const kn_attention_args *p, int64_
     for (int64_t d = 0; d < a->D; d++) {
         double o = 0;
         for (int64_t s = first; s < n; s++)
-            o += z[s] * kn_ref_get(&p->v, offset4(&p->v, b, g, s) + d * p->v.stride[3]);
+            o += z[s] * kn_ref_get(&p->v, kn_ref_at(&p->v, b, g, s, d));
         kn_ref_set_computed(&p->o, ot + d * p->o.stride[3], o);
     }
 }
@@ -171,11 +168,10 @@ static void give_dz(const grad_row *r, int64_t s, double dz)
 {
     const attention *a = r->a;
     const kn_attention_grad_args *x = r->x;
-    int64_t qt = offset4(&x->q, r->b, r->h, r->t);
-    int64_t ks = offset4(&x->k, r->b, r->h / (a->H / a->G), s);
+    int64_t qt = kn_ref_at(&x->q, r->b, r->h, r->t, 0);
+    int64_t ks = kn_ref_at(&x->k, r->b, r->h / (a->H / a->G), s, 0);
     if (x->dmask.data)
-        kn_ref_set_computed(&x->dmask,
-                            offset4(&x->dmask, r->b, r->h, r->t) + s * x->dmask.stride[3], dz);
+        kn_ref_set_computed(&x->dmask, kn_ref_at(&x->dmask, r->b, r->h, r->t, s), dz);
     for (int64_t d = 0; d < a->D; d++) {
         r->dq[d] += a->scale * dz * kn_ref_get(&x->k, ks + d * x->k.stride[3]);
         r->dk[s * a->D + d] += a->scale * dz * kn_ref_get(&x->q, qt + d * x->q.stride[3]);
@@ -194,13 +190,13 @@ static void attention_grad_row(const grad_row *r)
     const kn_attention_grad_args *p = r->x;
     const int64_t b = r->b, h = r->h, t = r->t;
     int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
-    int64_t qt = offset4(&p->q, b, h, t), dt = offset4(&p->dout, b, h, t), heavy = -1;
+    int64_t qt = kn_ref_at(&p->q, b, h, t, 0), dt = kn_ref_at(&p->dout, b, h, t, 0), heavy = -1;
     double lse = kn_ref_get(&p->lse, row), rest = 0, share = row_share(a, p, b, h, t, lse);
-    double delta = dot(&p->dout, dt, &p->o, offset4(&p->o, b, h, t), a->D);
+    double delta = dot(&p->dout, dt, &p->o, kn_ref_at(&p->o, b, h, t, 0), a->D);
     for (int64_t d = 0; d < a->D; d++)
         r->dq[d] = 0;
     for (int64_t s = hidden(a, t); s < n; s++) {
-        int64_t ks = offset4(&p->k, b, g, s), vs = offset4(&p->v, b, g, s);
+        int64_t ks = kn_ref_at(&p->k, b, g, s, 0), vs = kn_ref_at(&p->v, b, g, s, 0);
         double m = dropout_factor(a, row, s);
         double z = a->scale * dot(&p->q, qt, &p->k, ks, a->D) + bias(a, b, h, t, s);
         double P = probability(a, z, lse) * share;
@@ -216,7 +212,7 @@ static void attention_grad_row(const grad_row *r)
     }
     if (heavy >= 0)
         give_dz(r, heavy, -rest);
-    int64_t to = offset4(&p->dq, b, h, t);
+    int64_t to = kn_ref_at(&p->dq, b, h, t, 0);
     for (int64_t d = 0; d < a->D; d++)
         kn_ref_set_computed(&p->dq, to + d * p->dq.stride[3], r->dq[d]);
 }
@@ -226,7 +222,7 @@ static void store_group(const attention *a, const kn_array *dst, int64_t b, int6
 {
     for (int64_t s = 0; s < a->S; s++) {
         for (int64_t d = 0; d < a->D; d++) {
-            kn_ref_set_computed(dst, offset4(dst, b, g, s) + d * dst->stride[3], sum[s * a->D + d]);
+            kn_ref_set_computed(dst, kn_ref_at(dst, b, g, s, d), sum[s * a->D + d]);
             sum[s * a->D + d] = 0;
         }
     }

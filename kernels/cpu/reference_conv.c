@@ -8,12 +8,6 @@ typedef struct conv {
     int64_t groups;
 } conv;
 
-/* The address of a[i,j,k,l]. */
-static int64_t at(const kn_array *a, int64_t i, int64_t j, int64_t k, int64_t l)
-{
-    return i * a->stride[0] + j * a->stride[1] + k * a->stride[2] + l * a->stride[3];
-}
-
 /* The index of x along spatial dim d for position p and weight r; -1: outside. */
 static int64_t input_of(const conv *v, int d, int64_t p, int64_t r)
 {
@@ -38,8 +32,8 @@ static double y_element(const conv *v, int64_t n, int64_t o, int64_t p, int64_t 
         for (int64_t s = 0; s < ws[3]; s++) {
             int64_t h = input_of(v, 0, p, r), w = input_of(v, 1, q, s);
             for (int64_t c = 0; c < ws[1] && h >= 0 && w >= 0; c++)
-                sum += kn_ref_get(&v->w, at(&v->w, o, c, r, s)) *
-                       kn_ref_get(&v->x, at(&v->x, n, first + c, h, w));
+                sum += kn_ref_get(&v->w, kn_ref_at(&v->w, o, c, r, s)) *
+                       kn_ref_get(&v->x, kn_ref_at(&v->x, n, first + c, h, w));
         }
     }
     return sum;
@@ -53,8 +47,8 @@ static double dx_element(const conv *v, int64_t n, int64_t c, int64_t h, int64_t
         for (int64_t s = 0; s < ws[3]; s++) {
             int64_t p = output_of(v, 0, h, r), q = output_of(v, 1, w, s);
             for (int64_t o = first; o < first + each && p >= 0 && q >= 0; o++)
-                sum += kn_ref_get(&v->w, at(&v->w, o, c % ws[1], r, s)) *
-                       kn_ref_get(&v->y, at(&v->y, n, o, p, q));
+                sum += kn_ref_get(&v->w, kn_ref_at(&v->w, o, c % ws[1], r, s)) *
+                       kn_ref_get(&v->y, kn_ref_at(&v->y, n, o, p, q));
         }
     }
     return sum;
@@ -71,8 +65,8 @@ static double dw_element(const conv *v, int64_t o, int64_t c, int64_t r, int64_t
             for (int64_t q = 0; q < ys[3] && h >= 0; q++) {
                 int64_t w = input_of(v, 1, q, s);
                 if (w >= 0)
-                    sum += kn_ref_get(&v->y, at(&v->y, n, o, p, q)) *
-                           kn_ref_get(&v->x, at(&v->x, n, from, h, w));
+                    sum += kn_ref_get(&v->y, kn_ref_at(&v->y, n, o, p, q)) *
+                           kn_ref_get(&v->x, kn_ref_at(&v->x, n, from, h, w));
             }
         }
     }

@@ -4,11 +4,6 @@
 
 #include <math.h>
 
-static int64_t plane_of(const kn_array *a, const kn_ref_walk *at)
-{
-    return at->at[0] * a->stride[0] + at->at[1] * a->stride[1];
-}
-
 /* Between two neighbours of a row that begins at. */
 static double along(const kn_array *x, int64_t at, kn_grid_place w)
 {
@@ -26,7 +21,7 @@ kn_status kn_ref_interpolate(const void *args)
     const kn_grid_dim columns = kn_grid_dim_of(&a->grid, a->linear, 1, x, &a->y);
     for (kn_ref_walk i = kn_ref_walk_over(&a->y, NULL); i.more; kn_ref_walk_next(&i)) {
         const kn_grid_place h = kn_grid_at(&rows, i.at[2]), w = kn_grid_at(&columns, i.at[3]);
-        const int64_t row = plane_of(x, &i) + h.first * x->stride[2];
+        const int64_t row = kn_ref_at(x, i.at[0], i.at[1], h.first, 0);
         double v = along(x, row, w);
         if (h.part != 0)
             v = (1 - h.part) * v + h.part * along(x, row + x->stride[2], w);
@@ -42,7 +37,7 @@ kn_status kn_ref_interpolate_grad(const void *args)
     const kn_grid_dim rows = kn_grid_dim_of(&a->grid, a->linear, 0, &a->dx, dy);
     const kn_grid_dim columns = kn_grid_dim_of(&a->grid, a->linear, 1, &a->dx, dy);
     for (kn_ref_walk i = kn_ref_walk_over(&a->dx, NULL); i.more; kn_ref_walk_next(&i)) {
-        const int64_t h = i.at[2], w = i.at[3], plane = plane_of(dy, &i);
+        const int64_t h = i.at[2], w = i.at[3];
         double sum = 0;
         for (int64_t p = kn_grid_from(&rows, h); p < kn_grid_to(&rows, h); p++) {
             const double share = kn_grid_share(&rows, p, h);
@@ -50,7 +45,7 @@ kn_status kn_ref_interpolate_grad(const void *args)
                  q++) {
                 const double by = share * kn_grid_share(&columns, q, w);
                 if (by != 0)
-                    sum += by * kn_ref_get(dy, plane + p * dy->stride[2] + q * dy->stride[3]);
+                    sum += by * kn_ref_get(dy, kn_ref_at(dy, i.at[0], i.at[1], p, q));
             }
         }
         kn_ref_set_computed(&a->dx, i.off[0], sum);

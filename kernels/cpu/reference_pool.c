@@ -4,11 +4,6 @@
 
 #include <math.h>
 
-static int64_t plane_of(const kn_array *a, const kn_ref_walk *at)
-{
-    return at->at[0] * a->stride[0] + at->at[1] * a->stride[1];
-}
-
 static double largest(const kn_array *x, int64_t plane, kn_window_span rows, kn_window_span columns,
                       int32_t *index)
 {
@@ -45,7 +40,7 @@ kn_status kn_ref_pool(const void *args)
     for (kn_ref_walk i = kn_ref_walk_over(&a->y, index, NULL); i.more; kn_ref_walk_next(&i)) {
         kn_window_span rows = kn_window_span_of(&down, i.at[2]),
                        columns = kn_window_span_of(&across, i.at[3]);
-        int64_t plane = plane_of(&a->x, &i);
+        int64_t plane = kn_ref_at(&a->x, i.at[0], i.at[1], 0, 0);
         int32_t at = -1;
         double v = a->kind == KN_POOL_MAX ? largest(&a->x, plane, rows, columns, &at)
                                           : average(&a->x, plane, rows, columns);
@@ -61,12 +56,11 @@ static double share(const kn_pool_grad_args *a, const kn_window_dim d[2], const 
                     int64_t p, int64_t q, int64_t h, int64_t w)
 {
     const kn_array *dy = &a->dy, *index = &a->index;
-    double g = kn_ref_get(dy, plane_of(dy, i) + p * dy->stride[2] + q * dy->stride[3]);
-    if (a->kind == KN_POOL_MAX)
-        return kn_ref_get_int(index, plane_of(index, i) + p * index->stride[2] +
-                                         q * index->stride[3]) == h * a->dx.shape[3] + w
-                   ? g
-                   : 0;
+    double g = kn_ref_get(dy, kn_ref_at(dy, i->at[0], i->at[1], p, q));
+    if (a->kind == KN_POOL_MAX) {
+        int64_t largest = kn_ref_get_int(index, kn_ref_at(index, i->at[0], i->at[1], p, q));
+        return largest == h * a->dx.shape[3] + w ? g : 0;
+    }
     const int64_t divide = kn_window_share(&d[0], p, h) * kn_window_share(&d[1], q, w);
     return divide > 0 ? g / (double)divide : 0;
 }

@@ -54,7 +54,7 @@ static void forward_pack(const forward *f, int64_t i)
 static void block_begin(const forward *f, block *c)
 {
     const attn *a = &f->a;
-    const int64_t n = v_min_i64(QB, a->T - c->t), rows = attn_round_up(n, GEMM_MR);
+    const int64_t n = v_min_i64(QB, a->T - c->t), rows = round_up(n, GEMM_MR);
     attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->scale);
     for (int64_t i = 0; i < rows; i++) {
         c->m[i] = -INFINITY;
@@ -94,7 +94,7 @@ static float row_max(const attn *a, block *c, int64_t i, int64_t r, vf top, bool
  * maxima. Its rows see some of the `seen` keys from s on. */
 static void block_rows(const attn *a, block *c, int64_t i, int64_t s, int64_t seen)
 {
-    const int64_t end = attn_round_up(seen, KN_VW);
+    const int64_t end = round_up(seen, KN_VW);
     vf top[GEMM_MR], sum[GEMM_MR];
     int64_t visible[GEMM_MR];
     float m[GEMM_MR];
@@ -238,7 +238,7 @@ static bool attn_few_takes(const attn *a)
 
 static int64_t attn_few_floats(const attn *a)
 {
-    return a->B * a->H * a->T * ((a->S + FEW_KEYS - 1) / FEW_KEYS) * (a->width + KN_VW);
+    return a->B * a->H * a->T * ceil_div(a->S, FEW_KEYS) * (a->width + KN_VW);
 }
 
 VEC_INLINE void attn_few_dots(float *p, const float *q, int64_t D, const kn_array *k, int64_t b,
@@ -263,7 +263,7 @@ static void attn_few_query(const attn_few *f, float *part, int64_t b, int64_t g,
     VEC_BY_DTYPE(k->dtype, attn_few_dots, p, q, a->D, k, b, g, s, n);
     for (int64_t j = 0; j < n; j += KB)
         attn_scores(a, p + j, b, h, t, s + j, v_min_i64(KB, n - j));
-    for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
+    for (int64_t j = n; j < round_up(n, KN_VW); j++)
         p[j] = -INFINITY; /* whose exponential is 0 */
     vf top = v_set1(-INFINITY), sum = v_zero();
     for (int64_t j = 0; j < n; j += KN_VW)
@@ -323,10 +323,9 @@ static void attn_few_join(const attn_few *f, int64_t group, int64_t j)
 
 static kn_status attn_few_run(const attn *a, const kn_attention_args *x)
 {
-    attn_few f = { .a = a, .x = x, .chunks = (a->S + FEW_KEYS - 1) / FEW_KEYS };
-    f.queries = a->heads * a->T;
+    attn_few f = { a, x, ceil_div(a->S, FEW_KEYS), .queries = a->heads * a->T };
     const size_t bytes = (size_t)attn_few_floats(a) * sizeof(float);
-    if (!(f.parts = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE)))
+    if (!(f.parts = vec_scratch(bytes)))
         return KN_FAILED;
     const int64_t each = v_min_i64(a->S * a->D, 1 << 20);
     kn_each_range(kn_threads_for(8 * a->B * a->G * each), a->B * a->G * f.chunks, attn_few_items,
@@ -334,7 +333,7 @@ static kn_status attn_few_run(const attn *a, const kn_attention_args *x)
     for (int64_t group = 0; group < a->B * a->G; group++)
         for (int64_t j = 0; j < f.queries; j++)
             attn_few_join(&f, group, j);
-    kn_give(kn_device_memory(KN_CPU), f.parts, bytes, KN_MEM_WORKSPACE);
+    vec_scratch_end(f.parts, bytes);
     return KN_DONE;
 }
 
@@ -343,14 +342,10 @@ static kn_status attn_few_run(const attn *a, const kn_attention_args *x)
 kn_status VEC_FN(vec_attention)(const void *args)
 {
     const kn_attention_args *x = args;
-    forward f = { .x = x };
+    forward f = { .a = ATTN_OF(x), .x = x };
     attn *a = &f.a;
     if (!attn_make(a, &x->q, &x->k, &x->v, &x->o, &x->lse))
         return KN_DECLINED;
-    a->scale = (float)x->scale, a->causal = x->causal;
-    if (!attn_hide(a, &x->q, &x->mask, x->window))
-        return KN_DECLINED;
-    attn_dropout(a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     if (attn_few_takes(a))
         return attn_few_run(a, x);
     attn_cut(a, v_max_i64(QB, v_min_i64(KB, KEY_FLOATS / a->width)) / GEMM_NR * GEMM_NR);
@@ -361,7 +356,7 @@ kn_status VEC_FN(vec_attention)(const void *args)
     const int threads = kn_threads_for(a->B * a->H * a->T * v_min_i64(a->S * a->D, 1 << 20) / 8);
     const int64_t floats = groups * (keys + values) + threads * block_floats(a);
     const size_t bytes = (size_t)floats * sizeof(float);
-    f.panels = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    f.panels = vec_scratch(bytes);
     if (!f.panels)
         return KN_FAILED;
     f.values = f.panels + groups * keys;
@@ -369,6 +364,6 @@ kn_status VEC_FN(vec_attention)(const void *args)
         f.groups = v_min_i64(groups, all - f.first);
         forward_chunk(&f, threads, f.panels + groups * (keys + values));
     }
-    kn_give(kn_device_memory(KN_CPU), f.panels, bytes, KN_MEM_WORKSPACE);
+    vec_scratch_end(f.panels, bytes);
     return KN_DONE;
 }

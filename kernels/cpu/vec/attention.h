@@ -29,35 +29,39 @@ typedef struct attn {
     uint64_t seed, stream;
 } attn;
 
-static inline int64_t attn_round_up(int64_t n, int64_t to)
+/* What the arguments of both ways, x, say beside their arrays. */
+#define ATTN_OF(x)                                                                                 \
+    ((attn){ .scale = (float)(x)->scale,                                                           \
+             .causal = (x)->causal,                                                                \
+             .window = (x)->window,                                                                \
+             .mask = (x)->mask.data ? &(x)->mask : NULL,                                           \
+             .dropout = (x)->dropout_p > 0,                                                        \
+             .threshold = kn_dropout_threshold((x)->dropout_p),                                    \
+             .kept = (float)kn_dropout_scale((x)->dropout_p),                                      \
+             .seed = kn_seed_of((x)->seed, (x)->seed_at),                                          \
+             .stream = (x)->stream })
+
+/* x has dtype t and is dense in the last dim, or isn't there. */
+static inline bool attn_takes(const kn_array *x, kn_dtype t)
 {
-    return (n + to - 1) / to * to;
+    return !x->data || (x->dtype == t && x->stride[3] == 1);
 }
 
-/* x is like[B, H, T, D], of the same dtype and dense in the last dim. */
-static inline bool attn_like(const kn_array *x, const kn_array *like)
-{
-    return x->ndim == 4 && x->dtype == like->dtype && x->stride[3] == 1 &&
-           memcmp(x->shape, like->shape, 4 * sizeof *x->shape) == 0;
-}
-
-/* Fills a from the arguments; false for cases that this provider leaves to the reference. */
+/* Fills in the sizes; false for cases that this provider leaves to the reference. */
 static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, const kn_array *v,
                              const kn_array *o, const kn_array *lse)
 {
-    if (!vec_float(q->dtype) || !attn_like(q, q) || !attn_like(o, q) || !attn_like(k, k) ||
-        !attn_like(v, k) || k->dtype != q->dtype || lse->dtype != KN_F32 ||
-        !kn_array_contiguous(lse))
+    const kn_dtype t = q->dtype;
+    if (!vec_float(t) || !attn_takes(q, t) || !attn_takes(k, t) || !attn_takes(v, t) ||
+        !attn_takes(o, t) || lse->dtype != KN_F32 || !kn_array_contiguous(lse) ||
+        kn_array_numel(q) == 0 || kn_array_numel(k) == 0)
         return false;
     a->B = q->shape[0], a->H = q->shape[1], a->T = q->shape[2], a->D = q->shape[3];
     a->G = k->shape[1], a->S = k->shape[2];
-    if (a->B * a->H * a->T * a->D * a->G * a->S == 0 || k->shape[0] != a->B ||
-        k->shape[3] != a->D || a->H % a->G != 0 || kn_array_numel(lse) != a->B * a->H * a->T)
-        return false;
     a->heads = a->H / a->G;
-    a->width = attn_round_up(a->D, GEMM_NR);
-    a->queries = attn_round_up(a->T, QB);
-    a->keys = attn_round_up(a->S, GEMM_NR);
+    a->width = round_up(a->D, GEMM_NR);
+    a->queries = round_up(a->T, QB);
+    a->keys = round_up(a->S, GEMM_NR);
     return true;
 }
 
@@ -65,27 +69,7 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
 static inline void attn_cut(attn *a, int64_t most)
 {
     const int64_t blocks = (a->S + most - 1) / most;
-    a->block = attn_round_up((a->S + blocks - 1) / blocks, GEMM_NR);
-}
-
-/* Adds what a call with a mask or a window has; false for cases that are left to the reference. */
-static inline bool attn_hide(attn *a, const kn_array *q, const kn_array *mask, int64_t window)
-{
-    a->mask = mask->data ? mask : NULL;
-    a->window = window;
-    if (window < 0 || (window > 0 && !a->causal))
-        return false;
-    return !a->mask || (mask->ndim == 4 && (mask->dtype == q->dtype || mask->dtype == KN_BOOL) &&
-                        mask->shape[0] == a->B && mask->shape[1] == a->H &&
-                        mask->shape[2] == a->T && mask->shape[3] == a->S);
-}
-
-static inline void attn_dropout(attn *a, double p, uint64_t seed, uint64_t stream)
-{
-    a->dropout = p > 0;
-    a->threshold = kn_dropout_threshold(p);
-    a->kept = (float)kn_dropout_scale(p);
-    a->seed = seed, a->stream = stream;
+    a->block = round_up((a->S + blocks - 1) / blocks, GEMM_NR);
 }
 
 /* How many of n keys from s on query t sees. Queries past the end see none. */
@@ -227,7 +211,7 @@ static inline void attn_factors(const attn *a, float *f, int64_t row, int64_t s,
 {
     const vf threshold = v_set1((float)a->threshold), kept = v_set1(a->kept);
     uint32_t word[KB];
-    vec_words(a->seed, a->stream, (uint64_t)(row * a->S + s), attn_round_up(n, KN_VW), word);
+    vec_words(a->seed, a->stream, (uint64_t)(row * a->S + s), round_up(n, KN_VW), word);
     for (int64_t j = 0; j < n; j += KN_VW) {
         vi w;
         memcpy(&w, word + j, sizeof w);

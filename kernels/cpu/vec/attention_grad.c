@@ -18,7 +18,7 @@
 enum {
     SIDE = 8,    /* rows whose delta is computed side by side */
     SB = 128,    /* the most keys of a block; a multiple of every GEMM_NR */
-    P = SB + 16, /* floats from row to row of a tile: an odd number of cache lines */
+    P = SB + 16, /* floats from row to row of a tile; GEMM_MR behind the keys may be 0, too */
 };
 
 /* One thread's work; rows of all but the tiles have `width` floats. */
@@ -86,7 +86,7 @@ static void head_begin(backward *w)
 {
     const attn *a = w->a;
     const kn_attention_grad_args *x = w->x;
-    const int64_t rows = attn_round_up(a->T, GEMM_MR); /* that panels hold */
+    const int64_t rows = round_up(a->T, GEMM_MR); /* that panels hold */
     attn_load(a, w->q, rows, &x->q, w->b, w->h, 0, a->T, a->scale);
     attn_load(a, w->dout, rows, &x->dout, w->b, w->h, 0, a->T, 1.0f);
     if (x->o.dtype == KN_F32) {
@@ -132,7 +132,7 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t seen, int
     const attn *a = w->a;
     const int64_t row = (w->b * a->H + w->h) * a->T + t;
     const bool blind = ((const float *)w->x->lse.data)[row] == -INFINITY && (a->mask || a->window);
-    const int64_t n = blind ? 0 : attn_visible(a, t, s, seen), end = attn_round_up(n, KN_VW);
+    const int64_t n = blind ? 0 : attn_visible(a, t, s, seen), end = round_up(n, KN_VW);
     const vf lse = v_set1(blind ? 0 : ((const float *)w->x->lse.data)[row]);
     const vf delta = v_set1(w->delta[t]), share = v_set1(w->share[t]);
     float factor[SB], *sum = w->rest + t * KN_VW;
@@ -182,7 +182,7 @@ static float row_share(const backward *w, int64_t t)
                       w->p + j, P, false, NULL);
         if (n > 0)
             attn_scores(a, p, w->b, w->h, t, s, n);
-        for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
+        for (int64_t j = n; j < round_up(n, KN_VW); j++)
             p[j] = -INFINITY;
         for (int64_t j = 0; j < n; j += KN_VW)
             sum += v_hsum(attn_exp(v_load(p + j) - v_set1(lse)));
@@ -295,32 +295,25 @@ static void backward_groups(const void *ctx, int64_t part)
     }
 }
 
-static bool attn_takes_dmask(const attn *a, const kn_array *q, const kn_array *x)
-{
-    return !x->data ||
-           (x->ndim == 4 && x->dtype == q->dtype && x->stride[3] == 1 && x->shape[0] == a->B &&
-            x->shape[1] == a->H && x->shape[2] == a->T && x->shape[3] == a->S);
-}
-
 kn_status VEC_FN(vec_attention_grad)(const void *args)
 {
     const kn_attention_grad_args *x = args;
-    attn a = { .causal = x->causal, .scale = (float)x->scale };
-    if (!attn_make(&a, &x->q, &x->k, &x->v, &x->o, &x->lse) || !attn_like(&x->dout, &x->q) ||
-        !attn_like(&x->dq, &x->q) || !attn_like(&x->dk, &x->k) || !attn_like(&x->dv, &x->k) ||
-        !attn_hide(&a, &x->q, &x->mask, x->window) || !attn_takes_dmask(&a, &x->q, &x->dmask))
+    const kn_dtype t = x->q.dtype;
+    attn a = ATTN_OF(x);
+    if (!attn_make(&a, &x->q, &x->k, &x->v, &x->o, &x->lse) || !attn_takes(&x->dout, t) ||
+        !attn_takes(&x->dq, t) || !attn_takes(&x->dk, t) || !attn_takes(&x->dv, t) ||
+        !attn_takes(&x->dmask, t))
         return KN_DECLINED;
     attn_cut(&a, SB);
-    attn_dropout(&a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
-    const int64_t groups = a.B * a.G, each = attn_round_up(backward_floats(&a), 16);
+    const int64_t groups = a.B * a.G, each = round_up(backward_floats(&a), 16);
     const int wanted = kn_threads_for(a.B * a.H * a.T * v_min_i64(a.S * a.D, 1 << 20) / 4);
     const int threads = (int)v_min_i64(wanted, groups);
     const size_t bytes = (size_t)(each * threads) * sizeof(float);
-    float *rooms = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    float *rooms = vec_scratch(bytes);
     if (!rooms)
         return KN_FAILED;
     _Atomic int64_t next = 0;
     kn_each_part(threads, backward_groups, &(backward_call){ &a, x, rooms, each, groups, &next });
-    kn_give(kn_device_memory(KN_CPU), rooms, bytes, KN_MEM_WORKSPACE);
+    vec_scratch_end(rooms, bytes);
     return KN_DONE;
 }

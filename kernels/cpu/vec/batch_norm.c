@@ -17,42 +17,32 @@ typedef struct image_call {
 } image_call;
 
 VEC_INLINE void forward_at(bool add, bool relu, kn_dtype t, const void *x, const void *more,
-                           void *y, int64_t i, int64_t w, vf mean, vf rstd, vf k, vf b)
+                           void *y, int64_t i, int64_t w, const image_lanes *f)
 {
-    vf v = v_fma((v_get_n(t, x, i, w) - mean) * rstd, k, b);
+    vf v = v_fma((v_get_n(t, x, i, w) - f->mean) * f->rstd, f->w, f->b);
     if (add)
         v = v + v_get_n(t, more, i, w);
     v_put_n(t, y, i, relu ? v_max(v_zero(), v) : v, w); /* NaN passes */
 }
 
-VEC_INLINE void forward_plane(const image_call *s, bool add, bool relu, int64_t at, kn_dtype t)
+VEC_INLINE void forward_unit(const image_call *s, bool add, bool relu, bool last, int64_t at,
+                             kn_dtype t)
 {
     const images *m = s->m;
-    const int64_t n = at / m->C, c = at % m->C;
-    const factors *f = s->f;
-    const vf mean = v_set1(f->mean[c]), rstd = v_set1(f->rstd[c]), k = v_set1(f->w[c]),
-             b = v_set1(f->b[c]);
-    const void *x = image_plane(m, AT_X, n, c, t), *more = image_plane(m, ADD, n, c, t);
-    void *y = image_plane(m, Y, n, c, t);
+    const int64_t n = last ? m->C : m->S;
+    const void *x = image_unit(m, last, AT_X, at, t), *more = image_unit(m, last, ADD, at, t);
+    void *y = image_unit(m, last, Y, at, t);
+    image_lanes f = image_lanes_of(s->f, last ? 0 : at % m->C, 0);
     int64_t i = 0;
-    for (; i + KN_VW <= m->S; i += KN_VW)
-        forward_at(add, relu, t, x, more, y, i, KN_VW, mean, rstd, k, b);
-    if (i < m->S)
-        forward_at(add, relu, t, x, more, y, i, m->S - i, mean, rstd, k, b);
-}
-
-VEC_INLINE void forward_row(const image_call *s, bool add, bool relu, int64_t r, kn_dtype t)
-{
-    const images *m = s->m;
-    const factors *f = s->f;
-    const void *x = image_row(m, AT_X, r, t), *more = image_row(m, ADD, r, t);
-    void *y = image_row(m, Y, r, t);
-    for (int64_t c = 0; c < m->C; c += KN_VW) {
-        const int64_t w = v_min_i64(m->C - c, KN_VW);
-        forward_at(add, relu, t, x, more, y, c, w, v_get_n(KN_F32, f->mean, c, w),
-                   v_get_n(KN_F32, f->rstd, c, w), v_get_n(KN_F32, f->w, c, w),
-                   v_get_n(KN_F32, f->b, c, w));
+    for (; i + KN_VW <= n; i += KN_VW) {
+        if (last)
+            f = image_lanes_of(s->f, i, KN_VW);
+        forward_at(add, relu, t, x, more, y, i, KN_VW, &f);
     }
+    if (i < n && last)
+        f = image_lanes_of(s->f, i, n - i);
+    if (i < n)
+        forward_at(add, relu, t, x, more, y, i, n - i, &f);
 }
 
 VEC_INLINE void forward_range(const image_call *s, bool add, bool relu, int64_t begin, int64_t end,
@@ -60,9 +50,9 @@ VEC_INLINE void forward_range(const image_call *s, bool add, bool relu, int64_t 
 {
     for (int64_t i = begin; i < end; i++)
         if (s->m->last)
-            forward_row(s, add, relu, i, t);
+            forward_unit(s, add, relu, true, i, t);
         else
-            forward_plane(s, add, relu, i, t);
+            forward_unit(s, add, relu, false, i, t);
 }
 
 VEC_INLINE void forward_by_case(const image_call *s, int64_t begin, int64_t end, kn_dtype t)
@@ -83,55 +73,34 @@ static void forward_some(const void *ctx, int64_t begin, int64_t end)
     VEC_BY_DTYPE(s->m->t, forward_by_case, s, begin, end);
 }
 
-/* One channel's numbers, or those of w channels. */
-typedef struct lanes {
-    vf mean, rstd, w, b, scale, dw, db;
-} lanes;
-
 VEC_INLINE void backward_at(image_mask mask, kn_dtype t, const void *x, const void *dy,
-                            const void *y, void *dx, int64_t i, int64_t w, const lanes *f)
+                            const void *y, void *dx, int64_t i, int64_t w, const image_lanes *f)
 {
     const vf h = (v_get_n(t, x, i, w) - f->mean) * f->rstd;
-    const vf g = image_masked(mask, t, dy, y, i, w, h, f->w, f->b);
+    const vf g = image_masked(mask, t, dy, y, i, w, h, f);
     const vf mean = v_sel(v_ne(f->dw, v_zero()), v_fma(h, f->dw, f->db), f->db); /* h may be NaN */
     v_put_n(t, dx, i, f->scale * (g - mean), w);
 }
 
-VEC_INLINE void backward_plane(const image_call *s, image_mask mask, int64_t at, kn_dtype t)
+VEC_INLINE void backward_unit(const image_call *s, image_mask mask, bool last, int64_t at,
+                              kn_dtype t)
 {
     const images *m = s->m;
-    const int64_t n = at / m->C, c = at % m->C;
-    const factors *f = s->f;
-    const lanes all = { v_set1(f->mean[c]),  v_set1(f->rstd[c]), v_set1(f->w[c]), v_set1(f->b[c]),
-                        v_set1(f->scale[c]), v_set1(f->dw[c]),   v_set1(f->db[c]) };
-    const void *x = image_plane(m, AT_X, n, c, t), *dy = image_plane(m, AT_DY, n, c, t),
-               *y = image_plane(m, AT_Y, n, c, t);
-    void *dx = image_plane(m, AT_DX, n, c, t);
+    const int64_t n = last ? m->C : m->S;
+    const void *x = image_unit(m, last, AT_X, at, t), *dy = image_unit(m, last, AT_DY, at, t),
+               *y = image_unit(m, last, AT_Y, at, t);
+    void *dx = image_unit(m, last, AT_DX, at, t);
+    image_lanes f = image_lanes_of(s->f, last ? 0 : at % m->C, 0);
     int64_t i = 0;
-    for (; i + KN_VW <= m->S; i += KN_VW)
-        backward_at(mask, t, x, dy, y, dx, i, KN_VW, &all);
-    if (i < m->S)
-        backward_at(mask, t, x, dy, y, dx, i, m->S - i, &all);
-}
-
-VEC_INLINE void backward_row(const image_call *s, image_mask mask, int64_t r, kn_dtype t)
-{
-    const images *m = s->m;
-    const factors *f = s->f;
-    const void *x = image_row(m, AT_X, r, t), *dy = image_row(m, AT_DY, r, t),
-               *y = image_row(m, AT_Y, r, t);
-    void *dx = image_row(m, AT_DX, r, t);
-    for (int64_t c = 0; c < m->C; c += KN_VW) {
-        const int64_t w = v_min_i64(m->C - c, KN_VW);
-        lanes some = { v_get_n(KN_F32, f->mean, c, w), v_get_n(KN_F32, f->rstd, c, w),
-                       .scale = v_get_n(KN_F32, f->scale, c, w), .dw = v_get_n(KN_F32, f->dw, c, w),
-                       .db = v_get_n(KN_F32, f->db, c, w) };
-        if (mask == MASK_FROM_X) {
-            some.w = v_get_n(KN_F32, f->w, c, w);
-            some.b = v_get_n(KN_F32, f->b, c, w);
-        }
-        backward_at(mask, t, x, dy, y, dx, c, w, &some);
+    for (; i + KN_VW <= n; i += KN_VW) {
+        if (last)
+            f = image_lanes_of(s->f, i, KN_VW);
+        backward_at(mask, t, x, dy, y, dx, i, KN_VW, &f);
     }
+    if (i < n && last)
+        f = image_lanes_of(s->f, i, n - i);
+    if (i < n)
+        backward_at(mask, t, x, dy, y, dx, i, n - i, &f);
 }
 
 VEC_INLINE void backward_range(const image_call *s, image_mask mask, int64_t begin, int64_t end,
@@ -139,9 +108,9 @@ VEC_INLINE void backward_range(const image_call *s, image_mask mask, int64_t beg
 {
     for (int64_t i = begin; i < end; i++)
         if (s->m->last)
-            backward_row(s, mask, i, t);
+            backward_unit(s, mask, true, i, t);
         else
-            backward_plane(s, mask, i, t);
+            backward_unit(s, mask, false, i, t);
 }
 
 VEC_INLINE void backward_by_case(const image_call *s, int64_t begin, int64_t end, kn_dtype t)
@@ -169,8 +138,7 @@ static void each_image(const image_call *s, kn_range_fn fn)
 
 static bool vector_ok(const kn_array *v, const images *m)
 {
-    return !v->data || (v->ndim == 1 && v->shape[0] == m->C && kn_array_contiguous(v) &&
-                        (v->dtype == m->t || v->dtype == KN_F32));
+    return !v->data || (kn_array_contiguous(v) && (v->dtype == m->t || v->dtype == KN_F32));
 }
 
 static bool statistic_ok(const kn_array *v, const images *m)

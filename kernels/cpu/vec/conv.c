@@ -150,7 +150,7 @@ static void cut(call *s, int threads)
     s->panels = ceil_div(s->to.C, GEMM_NR);
     s->groups = ceil_div(s->to.C, GROUP);
     s->blocks = ceil_div(s->to.count, TILES);
-    s->rows = ceil_div(ceil_div(s->to.count, s->blocks), GEMM_MR) * GEMM_MR;
+    s->rows = round_up(ceil_div(s->to.count, s->blocks), GEMM_MR);
     s->blocks = ceil_div(s->to.count, s->rows);
     s->u_apart = winograd_apart(s->panels * s->from.C * GEMM_NR);
     s->seen_apart = winograd_apart(s->rows * tile_row(&s->from));

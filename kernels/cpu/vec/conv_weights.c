@@ -97,7 +97,7 @@ static kn_status run_pieces(batch *s, const kn_array *dw, int threads)
 {
     const int64_t *n = dw->shape;
     const size_t bytes = (size_t)(s->count * s->p.M * s->p.N) * sizeof(float);
-    float *sums = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    float *sums = vec_scratch(bytes);
     if (!sums)
         return KN_FAILED;
     s->p.c = (char *)sums, s->p.ct = KN_F32, s->p.cm = s->p.N, s->p.cn = 1;
@@ -110,7 +110,7 @@ static kn_status run_pieces(batch *s, const kn_array *dw, int threads)
         memcpy(copy.src.stride, strides, sizeof strides);
         status = VEC_FN(vec_copy)(&copy);
     }
-    kn_give(kn_device_memory(KN_CPU), sums, bytes, KN_MEM_WORKSPACE);
+    vec_scratch_end(sums, bytes);
     return status;
 }
 

@@ -1,39 +1,18 @@
 /* kernels/cpu/vec/copy.c: moving elements: copies and casts, fills, where. Runs of dense elements
  * go at the speed of memory, transposes by tiles. */
+#include "kernels/cpu/reference.h"
 #include "kernels/cpu/vec/iter.h"
 
 /* ---- copies of one element size ------------------------------------------------------------- */
 
-#define STRIDED_COPY(type)                                                                         \
-    do {                                                                                           \
-        type *restrict d = (type *)p[0];                                                           \
-        const type *restrict s = (const type *)p[1];                                               \
-        for (int64_t i = 0; i < n; i++)                                                            \
-            d[i * ds] = s[i * ss];                                                                 \
-    } while (0)
-
 static void copy_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
+    const int64_t ds = vec_iter_inner(it, 0), ss = vec_iter_inner(it, 1), size = it->size[0];
     (void)ctx;
-    const int64_t ds = vec_iter_inner(it, 0), ss = vec_iter_inner(it, 1);
-    if (ds == 1 && ss == 1) {
-        if (p[0] != p[1])
-            memcpy(p[0], p[1], (size_t)(n * it->size[0]));
-        return;
-    }
-    switch (it->size[0]) {
-    case 1:
-        STRIDED_COPY(uint8_t);
-        break;
-    case 2:
-        STRIDED_COPY(uint16_t);
-        break;
-    case 4:
-        STRIDED_COPY(uint32_t);
-        break;
-    default:
-        STRIDED_COPY(uint64_t);
-    }
+    if (ds != 1 || ss != 1)
+        vec_copy_rows(p[0], 0, ds, p[1], 0, ss, size, n, 0, n);
+    else if (p[0] != p[1])
+        memcpy(p[0], p[1], (size_t)(n * size));
 }
 
 /* Planes of short runs. */
@@ -44,17 +23,6 @@ static void copy_plane(const vec_iter *it, char *const plane[VEC_OPERANDS], int6
     (void)fn, (void)ctx;
     vec_copy_rows(plane[0], it->stride[0][d - 1], it->stride[0][d], plane[1], it->stride[1][d - 1],
                   it->stride[1][d], it->size[0], it->shape[d], at, n);
-}
-
-/* dst[0..n) = src[0..n) in another float dtype. */
-static void cast_row(kn_dtype to, void *dst, kn_dtype from, const void *src, int64_t n)
-{
-    if (to == KN_F32)
-        VEC_BY_DTYPE(from, vec_cast, dst, KN_F32, src, n);
-    else if (to == KN_BF16)
-        VEC_BY_DTYPE(from, vec_cast, dst, KN_BF16, src, n);
-    else
-        VEC_BY_DTYPE(from, vec_cast, dst, KN_F16, src, n);
 }
 
 #define TILE 16
@@ -73,7 +41,7 @@ static void cast_row(kn_dtype to, void *dst, kn_dtype from, const void *src, int
                 if (to == from)                                                                    \
                     memcpy(tile[j], src + (c + j) * step, (size_t)rows * sizeof(type));            \
                 else                                                                               \
-                    cast_row(to, tile[j], from, src + (c + j) * step, rows);                       \
+                    vec_convert(tile[j], to, src + (c + j) * step, from, rows);                    \
             }                                                                                      \
             for (int64_t r = 0; r < rows; r++)                                                     \
                 for (int64_t j = 0; j < w; j++)                                                    \
@@ -153,19 +121,19 @@ static void cast_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     const int64_t step = vec_iter_inner(it, 1), size = it->size[1];
     float dense[CAST_BLOCK], wide[CAST_BLOCK];
     if (step == 1 && vec_float(c->from)) {
-        cast_row(c->to, p[0], c->from, p[1], n);
+        vec_convert(p[0], c->to, p[1], c->from, n);
         return;
     }
     for (int64_t i = 0; i < n; i += CAST_BLOCK) {
         const int64_t w = v_min_i64(CAST_BLOCK, n - i);
         const void *src = vec_dense_run(p[1] + i * step * size, step, size, w, dense);
         if (vec_float(c->from)) {
-            cast_row(c->to, p[0] + i * it->size[0], c->from, src, w);
+            vec_convert(p[0] + i * it->size[0], c->to, src, c->from, w);
             continue;
         }
         for (int64_t j = 0; j < w; j++)
             wide[j] = ((const uint8_t *)src)[j];
-        cast_row(c->to, p[0] + i * it->size[0], KN_F32, wide, w);
+        vec_convert(p[0] + i * it->size[0], c->to, wide, KN_F32, w);
     }
 }
 
@@ -177,8 +145,7 @@ kn_status VEC_FN(vec_copy)(const void *args)
     if (cast && !(vec_float(a->dst.dtype) && (vec_float(a->src.dtype) || bytes_of_numbers)))
         return KN_DECLINED;
     vec_iter it;
-    if (!vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src }))
-        return KN_DECLINED;
+    vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src });
     if (it.total == 0)
         return KN_DONE;
     const int64_t bytes = it.total * (it.size[0] + it.size[1]);
@@ -198,58 +165,28 @@ kn_status VEC_FN(vec_copy)(const void *args)
 
 /* ---- fill ----------------------------------------------------------------------------------- */
 
-/* ctx holds the element's bits in its low end. */
-static void fill_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
-{
-    const int64_t s = vec_iter_inner(it, 0);
-    const uint32_t bits = *(const uint32_t *)ctx;
-    if (it->size[0] == 4) {
-        uint32_t *d = (uint32_t *)p[0];
-        for (int64_t i = 0; i < n; i++)
-            d[i * s] = bits;
-    } else {
-        uint16_t *d = (uint16_t *)p[0];
-        for (int64_t i = 0; i < n; i++)
-            d[i * s] = (uint16_t)bits;
-    }
-}
-
 static void zero_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     (void)ctx;
     memset(p[0], 0, (size_t)(n * it->size[0]));
 }
 
+/* A copy of one element, which stands everywhere in the source. */
 kn_status VEC_FN(vec_fill)(const void *args)
 {
     const kn_fill_args *a = args;
+    kn_copy_args copy = { a->dst, a->dst };
+    uint64_t element = 0;
+    vec_iter it;
     if (a->step != 0)
         return KN_DECLINED;
-    vec_iter it;
-    if (!vec_iter_make(&it, 1, (const kn_array *const[]){ &a->dst }))
-        return KN_DECLINED;
-    if (it.total == 0)
-        return KN_DONE;
-    const int64_t bytes = it.total * it.size[0];
-    if (a->value == 0 && !__builtin_signbit(a->value) && vec_iter_inner(&it, 0) == 1) {
-        vec_iter_run(&it, bytes, zero_run, NULL);
-        return KN_DONE;
-    }
-    uint32_t bits;
-    switch (a->dst.dtype) {
-    case KN_F32:
-        bits = kn_f32_bits((float)a->value);
-        break;
-    case KN_BF16:
-        bits = kn_f64_to_bf16(a->value);
-        break;
-    case KN_F16:
-        bits = kn_f64_to_f16(a->value);
-        break;
-    default:
-        return KN_DECLINED;
-    }
-    vec_iter_run(&it, bytes, fill_run, &bits);
+    copy.src.data = &element;
+    memset(copy.src.stride, 0, sizeof copy.src.stride);
+    kn_ref_set(&copy.src, 0, a->value);
+    vec_iter_make(&it, 1, (const kn_array *const[]){ &a->dst });
+    if (element || vec_iter_inner(&it, 0) != 1)
+        return VEC_FN(vec_copy)(&copy);
+    vec_iter_run(&it, it.total * it.size[0], zero_run, NULL);
     return KN_DONE;
 }
 
@@ -299,10 +236,7 @@ kn_status VEC_FN(vec_where)(const void *args)
 {
     const kn_where_args *a = args;
     vec_iter it;
-    if (a->cond.dtype != KN_BOOL || a->a.dtype != a->dst.dtype || a->b.dtype != a->dst.dtype)
-        return KN_DECLINED;
-    if (!vec_iter_make(&it, 4, (const kn_array *const[]){ &a->dst, &a->cond, &a->a, &a->b }))
-        return KN_DECLINED;
+    vec_iter_make(&it, 4, (const kn_array *const[]){ &a->dst, &a->cond, &a->a, &a->b });
     if (vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
     vec_iter_run(&it, it.total * (3 * it.size[0] + 1), where_run, NULL);

@@ -26,8 +26,12 @@ VEC_INLINE bool inside_as(const plan *p, bool wide)
     const int64_t count = p->slices ? p->count : p->outer * p->count * p->inner;
     const int64_t step = p->slices ? p->step : 1;
     uint64_t bad = 0;
-    for (int64_t i = 0; i < count; i++)
-        bad |= (uint64_t)index_at(p->index, i * step, wide) >= (uint64_t)p->n;
+    if (step == 1)
+        for (int64_t i = 0; i < count; i++)
+            bad |= (uint64_t)index_at(p->index, i, wide) >= (uint64_t)p->n;
+    else
+        for (int64_t i = 0; i < count; i++)
+            bad |= (uint64_t)index_at(p->index, i * step, wide) >= (uint64_t)p->n;
     return !bad;
 }
 
@@ -68,7 +72,7 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
     return p->wide ? inside_as(p, true) : inside_as(p, false);
 }
 
-/* Calls run(__VA_ARGS__, size, wide) with both as constants. */
+/* Calls run(__VA_ARGS__, size, wide) with both as constants, but for the size of slices. */
 #define BY_SIZE(p, run, ...)                                                                       \
     do {                                                                                           \
         if ((p)->wide && (p)->size == 4)                                                           \
@@ -81,30 +85,43 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
             run(__VA_ARGS__, 4, false);                                                            \
         else if ((p)->size == 8)                                                                   \
             run(__VA_ARGS__, 8, false);                                                            \
-        else                                                                                       \
+        else if ((p)->size == 1)                                                                   \
             run(__VA_ARGS__, 1, (p)->wide);                                                        \
+        else                                                                                       \
+            run(__VA_ARGS__, (p)->size, (p)->wide);                                                \
     } while (0)
 
 /* ---- gather ---------------------------------------------------------------------------------- */
 
-/* Rows [begin, end) of outer and count: inner elements each. */
-VEC_INLINE void gather_as(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
+/* Slices [begin, end) of outer and count; neighbours go at once. */
+VEC_INLINE void gather_slices(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
 {
-    int64_t i = begin % p->count, base = begin / p->count * p->n * p->inner;
-    const bool whole = p->slices && p->inner > 1;
-    for (int64_t r = begin; r < end; r++) {
-        if (whole)
-            memcpy(p->picked + r * p->inner * size,
-                   p->full + (base + index_at(p->index, i * p->step, wide) * p->inner) * size,
-                   (size_t)(p->inner * size));
-        for (int64_t j = 0; j < p->inner && !whole; j++) {
-            const int64_t to = r * p->inner + j, at = p->slices ? i * p->step : to;
-            const int64_t from = base + index_at(p->index, at, wide) * p->inner + j;
-            memcpy(p->picked + to * size, p->full + from * size, (size_t)size);
-        }
-        if (++i == p->count) {
+    int64_t i = begin % p->count;
+    const char *full = p->full + begin / p->count * p->n * size;
+    for (int64_t r = begin, w; r < end; r += w) {
+        const int64_t at = index_at(p->index, i * p->step, wide);
+        const int64_t most = v_min_i64(p->count - i, end - r);
+        for (w = 1; w < most && index_at(p->index, (i + w) * p->step, wide) == at + w;)
+            w++;
+        if (w == 1)
+            memcpy(p->picked + r * size, full + at * size, (size_t)size);
+        else
+            memcpy(p->picked + r * size, full + at * size, (size_t)(w * size));
+        if ((i += w) == p->count) {
             i = 0;
-            base += p->n * p->inner;
+            full += p->n * size;
+        }
+    }
+}
+
+/* Rows [begin, end) of outer and count: inner elements each. */
+VEC_INLINE void gather_elements(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
+{
+    for (int64_t r = begin; r < end; r++) {
+        const char *full = p->full + r / p->count * p->n * p->inner * size;
+        for (int64_t j = 0, to = r * p->inner; j < p->inner; j++, to++) {
+            const int64_t from = index_at(p->index, to, wide) * p->inner + j;
+            memcpy(p->picked + to * size, full + from * size, (size_t)size);
         }
     }
 }
@@ -112,7 +129,10 @@ VEC_INLINE void gather_as(const plan *p, int64_t begin, int64_t end, int64_t siz
 static void gather_rows(const void *ctx, int64_t begin, int64_t end)
 {
     const plan *p = ctx;
-    BY_SIZE(p, gather_as, p, begin, end);
+    if (p->slices)
+        BY_SIZE(p, gather_slices, p, begin, end);
+    else
+        BY_SIZE(p, gather_elements, p, begin, end);
 }
 
 kn_status VEC_FN(vec_gather)(const void *args)
@@ -121,9 +141,13 @@ kn_status VEC_FN(vec_gather)(const void *args)
     plan p;
     if (!plan_make(&p, &a->src, &a->dst, &a->index, a->dim))
         return KN_DECLINED;
+    if (p.slices) {
+        p.size *= p.inner;
+        p.inner = 1;
+    }
     const int64_t rows = p.outer * p.count, numel = rows * p.inner;
-    if (numel > 0)
-        kn_each_range(kn_threads_for(numel * 16), rows, gather_rows, &p);
+    if (numel * p.size > 0)
+        kn_each_range(kn_threads_for(numel * v_max_i64(16, 2 * p.size)), rows, gather_rows, &p);
     return KN_DONE;
 }
 
@@ -186,11 +210,12 @@ VEC_INLINE void join_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool
 
 VEC_INLINE void put_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool wide)
 {
-    for (int64_t i = 0; i < p->count; i++) {
-        const int64_t to = (o * p->n + index_at(p->index, i * p->step, wide)) * p->inner + j;
-        const int64_t from = (o * p->count + i) * p->inner + j;
-        memcpy(p->full + to * p->size, p->picked + from * p->size, (size_t)(w * p->size));
-    }
+    const int64_t slice = p->inner * p->size;
+    char *full = p->full + o * p->n * slice + j * p->size;
+    const char *picked = p->picked + o * p->count * slice + j * p->size;
+    const size_t bytes = (size_t)(w * p->size);
+    for (int64_t i = 0, at = 0; i < p->count; i++, at += p->step, picked += slice)
+        memcpy(full + index_at(p->index, at, wide) * slice, picked, bytes);
 }
 
 /* Columns [begin, end) of outer and inner, each by itself in ascending order along dim. */
@@ -225,52 +250,17 @@ static void scatter_columns(const void *ctx, int64_t begin, int64_t end)
     BY_SIZE(p, scatter_as, p, begin, end);
 }
 
-/* Of rows that one index picks each, bytes [begin, end), in ascending order. */
-static void scatter_rows(const void *ctx, int64_t begin, int64_t end)
-{
-    const plan *p = ctx;
-    for (int64_t i = 0; i < p->count; i++) {
-        const int64_t at = index_at(p->index, i, p->wide) * p->size;
-        memcpy(p->full + at + begin, p->picked + i * p->size + begin, (size_t)(end - begin));
-    }
-}
-
-/* The index is [count, inner] with a stride of 0: rows go to rows. */
-static bool plan_rows(plan *p, const kn_scatter_args *a)
-{
-    const kn_array *to = &a->dst, *index = &a->index;
-    if (a->join || a->dim != 0 || index->ndim != 2 || index->stride[0] != 1 ||
-        index->stride[1] != 0 || index->shape[1] != to->shape[1] || to->dtype != a->src.dtype ||
-        !kn_array_contiguous(to) || !kn_array_contiguous(&a->src))
-        return false;
-    *p = (plan){ .outer = 1,
-                 .n = to->shape[0],
-                 .count = index->shape[0],
-                 .inner = 1,
-                 .size = to->shape[1] * (int64_t)kn_dtype_size(to->dtype),
-                 .index = index->data,
-                 .wide = index->dtype == KN_I64,
-                 .full = to->data,
-                 .picked = a->src.data };
-    return p->wide ? inside_as(p, true) : inside_as(p, false);
-}
-
 /* join: f32 only, whose sums need no wider place. */
 kn_status VEC_FN(vec_scatter)(const void *args)
 {
     const kn_scatter_args *a = args;
     plan p;
-    if (plan_rows(&p, a)) {
-        if (p.count * p.size > 0)
-            kn_each_range(kn_threads_for(p.count * p.size), p.size, scatter_rows, &p);
-        return KN_DONE;
-    }
     if ((a->join && a->dst.dtype != KN_F32) || !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
         return KN_DECLINED;
     p.join = a->join;
     p.by = a->by;
-    const int64_t columns = p.outer * p.inner;
+    const int64_t columns = p.outer * p.inner, each = p.slices && !p.join ? p.size : 16;
     if (columns * p.count > 0)
-        kn_each_range(kn_threads_for(columns * p.count * 16), columns, scatter_columns, &p);
+        kn_each_range(kn_threads_for(columns * p.count * each), columns, scatter_columns, &p);
     return KN_DONE;
 }

@@ -27,6 +27,11 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+static inline int64_t round_up(int64_t n, int64_t to)
+{
+    return ceil_div(n, to) * to;
+}
+
 /* For so many operations, which may be more than an int64_t counts. */
 static inline int gemm_threads(double work)
 {
@@ -46,7 +51,7 @@ VEC_INLINE float gemm_get(const void *p, kn_dtype t, int64_t i)
 /* The address of element i. */
 VEC_INLINE void *gemm_at(const void *p, kn_dtype t, int64_t i)
 {
-    return (char *)(uintptr_t)p + i * (t == KN_F32 ? 4 : 2);
+    return (char *)(uintptr_t)p + i * v_size(t);
 }
 
 /* ---- packing -------------------------------------------------------------------------------- */
@@ -118,26 +123,28 @@ static inline void gemm_pack_right(float *dst, const void *src, kn_dtype t, int6
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* c[i * ldc + j] = (add ? c[i * ldc + j] : 0) + sum_k a[i * ai + k * ak] * b[k * bk + j]
- * (+ bias[j]) for i < GEMM_MR, j < GEMM_NR; the tile lives in registers. */
-VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, const float *b,
-                          int64_t bk, float *c, int64_t ldc, bool add, const float *bias)
+ * (+ bias[j]) for i < rows, a constant of at most GEMM_MR, and j < GEMM_NR; the tile lives in
+ * registers. */
+VEC_INLINE void gemm_rows(int rows, int64_t kc, const float *a, int64_t ai, int64_t ak,
+                          const float *b, int64_t bk, float *c, int64_t ldc, bool add,
+                          const float *bias)
 {
     vf s[GEMM_MR][2];
-    for (int i = 0; i < GEMM_MR; i++) {
+    for (int i = 0; i < rows; i++) {
         __builtin_prefetch(c + i * ldc, 1);
         s[i][0] = s[i][1] = v_zero();
     }
     for (int64_t k = 0; k < kc; k++) {
         const vf b0 = v_load(b + k * bk), b1 = v_load(b + k * bk + KN_VW);
 #pragma GCC unroll 12
-        for (int i = 0; i < GEMM_MR; i++) {
+        for (int i = 0; i < rows; i++) {
             const vf x = v_set1(a[i * ai + k * ak]);
             s[i][0] = v_fma(x, b0, s[i][0]);
             s[i][1] = v_fma(x, b1, s[i][1]);
         }
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < GEMM_MR; i++) {
+    for (int i = 0; i < rows; i++) {
         float *row = c + i * ldc;
         if (add) {
             s[i][0] = v_load(row) + s[i][0];
@@ -150,6 +157,12 @@ VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, co
         v_store(row, s[i][0]);
         v_store(row + KN_VW, s[i][1]);
     }
+}
+
+VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, const float *b,
+                          int64_t bk, float *c, int64_t ldc, bool add, const float *bias)
+{
+    gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias);
 }
 
 /* The same on packed panels, for the m x n corner of the tile; c beyond it is not touched. bias has

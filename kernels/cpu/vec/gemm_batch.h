@@ -34,7 +34,7 @@ static bool batch_shared(const batch *s, int threads)
     float small[ROOM] __attribute__((aligned(64)));
     float *base = small;
     if (floats > ROOM)
-        base = kn_take(kn_device_memory(KN_CPU), (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
+        base = vec_scratch((size_t)floats * sizeof *base);
     if (!base)
         return false;
     for (int64_t i = 0; i < s->count; i++) {
@@ -42,7 +42,7 @@ static bool batch_shared(const batch *s, int threads)
         product_run(&p, threads, base);
     }
     if (base != small)
-        kn_give(kn_device_memory(KN_CPU), base, (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
+        vec_scratch_end(base, (size_t)floats * sizeof *base);
     return true;
 }
 
@@ -67,11 +67,11 @@ static bool batch_divided(const batch *s, int threads)
 {
     const int64_t floats = workspace_floats(&s->p, 1);
     const size_t bytes = (size_t)(floats * threads) * sizeof(float);
-    float *base = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    float *base = vec_scratch(bytes);
     if (!base)
         return false;
     kn_each_part(threads, divided_part, &(division){ s, base, floats, threads });
-    kn_give(kn_device_memory(KN_CPU), base, bytes, KN_MEM_WORKSPACE);
+    vec_scratch_end(base, bytes);
     return true;
 }
 

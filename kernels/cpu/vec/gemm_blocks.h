@@ -55,7 +55,7 @@ static bool writes_through(const product *p)
 /* The depth of the blocks: K in equal parts. */
 static int64_t block_depth(int64_t K)
 {
-    return K <= DEPTH ? K : ceil_div(ceil_div(K, ceil_div(K, DEPTH)), 4) * 4;
+    return K <= DEPTH ? K : round_up(ceil_div(K, ceil_div(K, DEPTH)), 4);
 }
 
 /* ---- the cut -------------------------------------------------------------------------------- */
@@ -63,7 +63,7 @@ static int64_t block_depth(int64_t K)
 /* n in `parts` equal parts, or fewer: the size of one, a multiple of unit. */
 static int64_t part_size(int64_t n, int64_t parts, int64_t unit)
 {
-    return v_max_i64(1, ceil_div(ceil_div(n, parts), unit)) * unit;
+    return v_max_i64(unit, round_up(ceil_div(n, parts), unit));
 }
 
 static tasks cut_into(const product *p, int64_t down, int64_t across)
@@ -104,18 +104,19 @@ static tasks product_cut(const product *p, int threads)
 /* A thread's place: a block's rows, a panel, and sums that aren't written to dst directly. */
 static int64_t left_floats(const tasks *x)
 {
-    return ceil_div(x->rows * x->depth, 16) * 16;
+    return round_up(x->rows * x->depth, 16);
 }
 
 static int64_t place_floats(const product *p, const tasks *x)
 {
-    return left_floats(x) + GEMM_NR * x->depth + (writes_through(p) ? 0 : x->rows * x->columns);
+    const int64_t c = writes_through(p) ? 0 : x->rows * x->columns;
+    return round_up(left_floats(x) + GEMM_NR * x->depth + c, 16);
 }
 
 static int64_t workspace_floats(const product *p, int threads)
 {
     const tasks x = product_cut(p, threads);
-    return threads * ceil_div(place_floats(p, &x), 16) * 16;
+    return threads * place_floats(p, &x);
 }
 
 /* ---- one task ------------------------------------------------------------------------------- */
@@ -173,7 +174,7 @@ static void pack_right(const product *p, float *right, const panel *s, const blo
 /* Asks for part i of n of a panel's source. */
 VEC_INLINE void panel_prefetch(const product *p, const panel *s, int64_t i, int64_t n)
 {
-    const int64_t step = 64 / (p->t == KN_F32 ? 4 : 2), across = ceil_div(s->run, step);
+    const int64_t step = 64 / v_size(p->t), across = ceil_div(s->run, step);
     const int64_t end = s->lines * across * (i + 1) / n;
     int64_t at = s->lines * across * i / n, line = at / across, run = at % across;
     for (; at < end; at++) {
@@ -288,7 +289,7 @@ typedef struct sharing {
 static void product_part(const void *ctx, int64_t part)
 {
     const sharing *s = ctx;
-    float *place = s->base + part * (ceil_div(place_floats(s->p, &s->cut), 16) * 16);
+    float *place = s->base + part * place_floats(s->p, &s->cut);
     for (int64_t task; (task = kn_claim(s->claims, part)) >= 0;)
         task_run(s->p, &s->cut, task, place);
 }

@@ -36,7 +36,7 @@ static bool seen_as(images *m, bool last, int count, const kn_array *const a[])
 bool images_of(images *m, int count, const kn_array *const a[])
 {
     const kn_array *x = a[0];
-    if (!vec_float(x->dtype) || x->ndim < 2 || kn_array_numel(x) == 0)
+    if (!vec_float(x->dtype) || kn_array_numel(x) == 0)
         return false;
     *m = (images){ .N = x->shape[0], .C = x->shape[1], .S = 1, .t = x->dtype };
     for (int d = 2; d < x->ndim; d++)
@@ -120,7 +120,7 @@ VEC_INLINE void plane_moments(const images *m, int64_t c, double *out, kn_dtype 
         const char *x = image_plane(m, 0, n, c, t);
         for (int64_t r = 0; r < m->S; r += RUN) {
             const int64_t count = v_min_i64(RUN, m->S - r);
-            run_sums(t, x + r * image_size(t), count, shift, &a, &b);
+            run_sums(t, x + r * v_size(t), count, shift, &a, &b);
             add_run(&s, 1, &shift, &a, &b, count);
             shift += (float)((double)a / (double)count);
         }
@@ -194,16 +194,12 @@ typedef struct places {
     void *dadd;
 } places;
 
-/* Of a channel, or of some. */
-typedef struct product {
-    vf mean, rstd, w, b, dw, db;
-} product;
-
+/* Adds to s->dw and s->db. */
 VEC_INLINE void add_products(image_mask mask, kn_dtype t, const places *p, int64_t i, int64_t w,
-                             product *s)
+                             image_lanes *s)
 {
     const vf h = (v_get_n(t, p->x, i, w) - s->mean) * s->rstd;
-    const vf g = image_masked(mask, t, p->dy, p->y, i, w, h, s->w, s->b);
+    const vf g = image_masked(mask, t, p->dy, p->y, i, w, h, s);
     if (p->dadd)
         v_put_n(t, p->dadd, i, g, w);
     s->dw = v_fma(g, h, s->dw);
@@ -213,7 +209,7 @@ VEC_INLINE void add_products(image_mask mask, kn_dtype t, const places *p, int64
 VEC_INLINE void plane_products(const images *m, image_mask mask, int64_t c, const factors *f,
                                double *sum, kn_dtype t)
 {
-    product s = { v_set1(f->mean[c]), v_set1(f->rstd[c]), v_set1(f->w[c]), v_set1(f->b[c]) };
+    image_lanes s = image_lanes_of(f, c, 0);
     double first = 0, second = 0;
     for (int64_t n = 0; n < m->N; n++) {
         const places p = { image_plane(m, AT_X, n, c, t), image_plane(m, AT_DY, n, c, t),
@@ -241,15 +237,11 @@ VEC_INLINE void add_product_rows(const images *m, image_mask mask, int64_t r, in
 {
     const image_rows x = image_rows_of(m, AT_X, r, t), dy = image_rows_of(m, AT_DY, r, t),
                      y = image_rows_of(m, AT_Y, r, t), dadd = image_rows_of(m, AT_DADD, r, t);
-    product s[STRIP];
+    image_lanes s[STRIP];
     for (int i = 0; i < n; i++) {
-        const int64_t lanes = i == n - 1 ? w : KN_VW, at = c + i * KN_VW;
-        s[i] = (product){ v_get_n(KN_F32, f->mean, at, lanes),
-                          v_get_n(KN_F32, f->rstd, at, lanes),
-                          v_get_n(KN_F32, f->w, at, lanes),
-                          v_get_n(KN_F32, f->b, at, lanes),
-                          v_load(dw + i * KN_VW),
-                          v_load(db + i * KN_VW) };
+        s[i] = image_lanes_of(f, c + i * KN_VW, i == n - 1 ? w : KN_VW);
+        s[i].dw = v_load(dw + i * KN_VW);
+        s[i].db = v_load(db + i * KN_VW);
     }
     for (int64_t k = 0; k < rows; k++) {
         const places p = { x.p + k * x.step, dy.p + k * dy.step, y.p ? y.p + k * y.step : NULL,

@@ -52,20 +52,39 @@ static inline int image_threads(const images *m)
     return kn_threads_for(m->M * m->C * 4);
 }
 
-VEC_INLINE int64_t image_size(kn_dtype t)
-{
-    return t == KN_F32 ? 4 : 2;
-}
-
 /* NULL of an array that isn't there. */
 VEC_INLINE void *image_plane(const images *m, int i, int64_t n, int64_t c, kn_dtype t)
 {
-    return m->p[i] ? m->p[i] + (n * m->n[i] + c * m->c[i]) * image_size(t) : NULL;
+    return m->p[i] ? m->p[i] + (n * m->n[i] + c * m->c[i]) * v_size(t) : NULL;
 }
 
 VEC_INLINE void *image_row(const images *m, int i, int64_t r, kn_dtype t)
 {
-    return m->p[i] ? m->p[i] + r * m->n[i] * image_size(t) : NULL;
+    return m->p[i] ? m->p[i] + r * m->n[i] * v_size(t) : NULL;
+}
+
+/* Unit i: a row of channels, or the plane of a channel. */
+VEC_INLINE void *image_unit(const images *m, bool last, int k, int64_t i, kn_dtype t)
+{
+    return last ? image_row(m, k, i, t) : image_plane(m, k, i / m->C, i % m->C, t);
+}
+
+/* The numbers of `lanes` channels from c on; lanes 0: of channel c, everywhere. */
+typedef struct image_lanes {
+    vf mean, rstd, w, b, scale, dw, db;
+} image_lanes;
+
+VEC_INLINE vf image_lane(const float *f, int64_t c, int64_t lanes)
+{
+    return lanes ? v_get_n(KN_F32, f, c, lanes) : v_set1(f[c]);
+}
+
+VEC_INLINE image_lanes image_lanes_of(const factors *f, int64_t c, int64_t lanes)
+{
+    return (image_lanes){ image_lane(f->mean, c, lanes),  image_lane(f->rstd, c, lanes),
+                          image_lane(f->w, c, lanes),     image_lane(f->b, c, lanes),
+                          image_lane(f->scale, c, lanes), image_lane(f->dw, c, lanes),
+                          image_lane(f->db, c, lanes) };
 }
 
 /* Rows of an array: row k from the first on lies at p + k * step. p NULL: the array isn't there. */
@@ -76,17 +95,17 @@ typedef struct image_rows {
 
 VEC_INLINE image_rows image_rows_of(const images *m, int i, int64_t r, kn_dtype t)
 {
-    return (image_rows){ image_row(m, i, r, t), m->n[i] * image_size(t) };
+    return (image_rows){ image_row(m, i, r, t), m->n[i] * v_size(t) };
 }
 
 /* w lanes of dy at i, 0 where the mask says so. mask should be a constant. */
 VEC_INLINE vf image_masked(image_mask mask, kn_dtype t, const void *dy, const void *y, int64_t i,
-                           int64_t w, vf h, vf k, vf b)
+                           int64_t w, vf h, const image_lanes *f)
 {
     const vf g = v_get_n(t, dy, i, w);
     if (mask == MASK_NONE)
         return g;
-    const vf v = mask == MASK_FROM_X ? v_fma(h, k, b) : v_get_n(t, y, i, w);
+    const vf v = mask == MASK_FROM_X ? v_fma(h, f->w, f->b) : v_get_n(t, y, i, w);
     return v_sel(v_le(v, v_zero()), v_zero(), g); /* NaN passes */
 }
 

@@ -4,16 +4,11 @@
 #include "kernels/cpu/vec/iter.h"
 #include "kernels/grid.h"
 #include "kernels/memory.h"
-#include <math.h>
 
-static bool takes(const kn_array *x, const kn_array *y, const kn_grid *g)
+static bool takes(const kn_array *x, const kn_array *y)
 {
-    return x->ndim == 4 && y->ndim == 4 && x->dtype == KN_F32 && y->dtype == KN_F32 &&
-           x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1] && kn_array_contiguous(x) &&
-           kn_array_contiguous(y) && kn_array_numel(x) > 0 && kn_array_numel(y) > 0 &&
-           g->mul[0] > 0 && g->mul[0] < INFINITY && g->mul[1] > 0 && g->mul[1] < INFINITY &&
-           g->div[0] > 0 && g->div[0] < INFINITY && g->div[1] > 0 && g->div[1] < INFINITY &&
-           isfinite(g->centre);
+    return x->dtype == KN_F32 && y->dtype == KN_F32 && kn_array_contiguous(x) &&
+           kn_array_contiguous(y);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -52,7 +47,7 @@ static void make_rows(const void *ctx, int64_t begin, int64_t end)
 kn_status VEC_FN(vec_interpolate)(const void *args)
 {
     const kn_interpolate_args *a = args;
-    if (!takes(&a->x, &a->y, &a->grid))
+    if (!takes(&a->x, &a->y))
         return KN_DECLINED;
     forward f = { .x = a->x.data,
                   .y = a->y.data,
@@ -143,7 +138,7 @@ static void grad_rows(const void *ctx, int64_t begin, int64_t end)
 kn_status VEC_FN(vec_interpolate_grad)(const void *args)
 {
     const kn_interpolate_grad_args *a = args;
-    if (!takes(&a->dx, &a->dy, &a->grid))
+    if (!takes(&a->dx, &a->dy))
         return KN_DECLINED;
     backward b = { .dx = a->dx.data,
                    .dy = a->dy.data,

@@ -49,20 +49,9 @@ static inline void vec_iter_swap(vec_iter *it, int i, int j)
     }
 }
 
-static inline bool vec_same_shape(const kn_array *a, const kn_array *b)
+/* The dims of a[0..n-1], which have one shape, but for those of size 1. */
+static inline void vec_iter_dims(vec_iter *it, int n, const kn_array *const a[])
 {
-    for (int i = 0; i < a->ndim && a->ndim == b->ndim; i++)
-        if (a->shape[i] != b->shape[i])
-            return false;
-    return a->ndim == b->ndim;
-}
-
-/* Builds the walk over a[0..n-1]; false if their shapes differ (the reference then reports it). */
-static inline bool vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
-{
-    for (int k = 1; k < n; k++)
-        if (!vec_same_shape(a[0], a[k]))
-            return false;
     *it = (vec_iter){ .n = n, .total = kn_array_numel(a[0]) };
     for (int k = 0; k < n; k++) {
         it->base[k] = a[k]->data;
@@ -76,29 +65,46 @@ static inline bool vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
             it->stride[k][it->ndim] = a[k]->stride[i];
         it->ndim++;
     }
-    for (int i = 1; i < it->ndim; i++) /* largest stride of the output first; stable */
+}
+
+/* The largest stride of the first array comes first; stable. */
+static inline void vec_iter_sort(vec_iter *it)
+{
+    for (int i = 1; i < it->ndim; i++)
         for (int j = i; j > 0 && it->stride[0][j] > it->stride[0][j - 1]; j--)
             vec_iter_swap(it, j, j - 1);
+}
+
+/* Dims that continue each other in every array become one; there is one dim at least. */
+static inline void vec_iter_join(vec_iter *it)
+{
     for (int i = it->ndim - 2; i >= 0; i--) {
         if (!vec_iter_joins(it, i))
             continue;
         it->shape[i] *= it->shape[i + 1];
-        for (int k = 0; k < n; k++)
+        for (int k = 0; k < it->n; k++)
             it->stride[k][i] = it->stride[k][i + 1];
         for (int j = i + 1; j < it->ndim - 1; j++) {
             it->shape[j] = it->shape[j + 1];
-            for (int k = 0; k < n; k++)
+            for (int k = 0; k < it->n; k++)
                 it->stride[k][j] = it->stride[k][j + 1];
         }
         it->ndim--;
     }
-    if (it->ndim == 0) {
-        it->ndim = 1;
-        it->shape[0] = 1;
-        for (int k = 0; k < n; k++)
-            it->stride[k][0] = 1;
-    }
-    return true;
+    if (it->ndim > 0)
+        return;
+    it->ndim = 1;
+    it->shape[0] = 1;
+    for (int k = 0; k < it->n; k++)
+        it->stride[k][0] = 1;
+}
+
+/* The walk over a[0..n-1]. */
+static inline void vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
+{
+    vec_iter_dims(it, n, a);
+    vec_iter_sort(it);
+    vec_iter_join(it);
 }
 
 /* The innermost stride of array k. */
@@ -111,10 +117,10 @@ static inline int64_t vec_iter_inner(const vec_iter *it, int k)
 #define VEC_COPY_ROWS(type, ds, ss)                                                                \
     for (int64_t done = 0, j = at % w, r = at / w, m; done < n; done += m, j = 0, r++) {           \
         m = v_min_i64(w - j, n - done);                                                            \
-        type *d = (type *)(void *)to + r * dr + j * (ds);                                          \
-        const type *s = (const type *)(const void *)from + r * sr + j * (ss);                      \
-        for (int64_t i = 0; i < m; i++)                                                            \
-            d[i * (ds)] = s[i * (ss)];                                                             \
+        type *restrict d = (type *)(void *)to + r * dr + j * (ds);                                 \
+        const type *restrict s = (const type *)(const void *)from + r * sr + j * (ss);             \
+        for (int64_t i = 0; i < m; i++, d += (ds), s += (ss))                                      \
+            *d = *s;                                                                               \
     }
 #define VEC_COPY_ROWS_OF(type)                                                                     \
     do {                                                                                           \
@@ -122,13 +128,17 @@ static inline int64_t vec_iter_inner(const vec_iter *it, int k)
             VEC_COPY_ROWS(type, 1, 1)                                                              \
         else if (ds == 1 && ss == 0)                                                               \
             VEC_COPY_ROWS(type, 1, 0)                                                              \
+        else if (ds == 1)                                                                          \
+            VEC_COPY_ROWS(type, 1, ss)                                                             \
         else                                                                                       \
             VEC_COPY_ROWS(type, ds, ss)                                                            \
     } while (0)
 
 /* Elements of 1, 2, 4 or 8 bytes; rows too short for a call each. */
-static inline void vec_copy_rows(char *to, int64_t dr, int64_t ds, const char *from, int64_t sr,
-                                 int64_t ss, int64_t size, int64_t w, int64_t at, int64_t n)
+static __attribute__((noinline, unused)) void vec_copy_rows(char *to, int64_t dr, int64_t ds,
+                                                            const char *from, int64_t sr,
+                                                            int64_t ss, int64_t size, int64_t w,
+                                                            int64_t at, int64_t n)
 {
     switch (size) {
     case 1:
@@ -255,100 +265,28 @@ static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn
     kn_each_range(threads, (it->total + 63) / 64, vec_iter_groups, &(vec_iter_call){ it, fn, ctx });
 }
 
-#define VEC_STRIDED(type)                                                                          \
-    for (int64_t i = 0; i < n; i++)                                                                \
-    ((type *)buf)[i] = ((const type *)p)[i * stride]
-
-/* n elements (1, 2, 4 or 8 bytes each) with a stride as dense ones: p itself, or copied to buf. */
+/* n elements with a stride as dense ones: p itself, or copied to buf. */
 static inline const void *vec_dense_run(const void *p, int64_t stride, int64_t size, int64_t n,
                                         void *buf)
 {
     if (stride == 1)
         return p;
-    switch (size) {
-    case 1:
-        VEC_STRIDED(uint8_t);
-        break;
-    case 2:
-        VEC_STRIDED(uint16_t);
-        break;
-    case 4:
-        VEC_STRIDED(uint32_t);
-        break;
-    default:
-        VEC_STRIDED(uint64_t);
-    }
+    vec_copy_rows(buf, 0, 1, p, 0, stride, size, n, 0, n);
     return buf;
 }
 
 /* Whether the dims of a in this order make one run of a common stride; 1 where all have size 1. */
 static inline bool vec_joins(const kn_array *a, const int *dims, int n, int64_t *stride)
 {
-    int64_t count = 1;
-    *stride = 1;
-    for (int i = n - 1; i >= 0; i--) {
-        const int d = dims[i];
-        if (a->shape[d] == 1)
-            continue;
-        if (count == 1)
-            *stride = a->stride[d];
-        else if (a->stride[d] != *stride * count)
-            return false;
-        count *= a->shape[d];
-    }
-    return true;
-}
-
-/* An array seen as rows of its last dim; leading dims that continue each other are one. */
-typedef struct vec_rows {
-    char *data;
-    int64_t rows, cols, shape[KN_MAX_DIMS], stride[KN_MAX_DIMS]; /* strides in elements */
-    int ndim;                                                    /* leading dims, at least 1 */
-} vec_rows;
-
-/* false where the last dim isn't dense. */
-static inline bool vec_rows_of(const kn_array *a, vec_rows *r)
-{
-    const int last = a->ndim - 1;
-    if (last < 0 || (a->stride[last] != 1 && a->shape[last] != 1))
-        return false;
-    *r = (vec_rows){ .data = a->data, .rows = 1, .cols = a->shape[last], .shape = { 1 } };
-    for (int i = 0; i < last; i++) {
-        const int64_t n = a->shape[i], stride = a->stride[i];
-        r->rows *= n;
-        if (n == 1)
-            continue;
-        if (r->ndim > 0 && r->stride[r->ndim - 1] == stride * n) {
-            r->shape[r->ndim - 1] *= n;
-            r->stride[r->ndim - 1] = stride;
-            continue;
-        }
-        r->shape[r->ndim] = n;
-        r->stride[r->ndim++] = stride;
-    }
-    r->ndim = r->ndim > 0 ? r->ndim : 1;
-    return true;
-}
-
-/* Row n of an array of elements of size bytes. */
-static inline void *vec_row(const vec_rows *r, int64_t n, int64_t size)
-{
-    int64_t at = 0;
-    for (int i = r->ndim - 1; i > 0; n /= r->shape[i--])
-        at += n % r->shape[i] * r->stride[i];
-    return r->data + (at + n * r->stride[0]) * size;
-}
-
-/* Scratch of a kernel, from the device's pool; NULL with an error if there is none. */
-static inline void *vec_scratch(size_t bytes)
-{
-    return kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
-}
-
-static inline void vec_scratch_end(void *p, size_t bytes)
-{
-    if (p)
-        kn_give(kn_device_memory(KN_CPU), p, bytes, KN_MEM_WORKSPACE);
+    vec_iter it;
+    kn_array some = *a;
+    some.ndim = n;
+    for (int i = 0; i < n; i++)
+        some.shape[i] = a->shape[dims[i]], some.stride[i] = a->stride[dims[i]];
+    vec_iter_dims(&it, 1, (const kn_array *const[]){ &some });
+    vec_iter_join(&it);
+    *stride = it.stride[0][0];
+    return it.ndim == 1;
 }
 
 #endif

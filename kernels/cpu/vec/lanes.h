@@ -297,6 +297,30 @@ VEC_INLINE vf v_copysign(vf a, vf b)
     return (vf)(((vi)a & ~sign) | ((vi)b & sign));
 }
 
+/* ---- 64-bit lanes ---------------------------------------------------------------------------- */
+
+typedef uint64_t vq __attribute__((vector_size(KN_VW * 4)));
+
+VEC_INLINE vq vq_set1(uint64_t x)
+{
+    vq v = { 0 };
+    for (int i = 0; i < KN_VW / 2; i++)
+        v[i] = x;
+    return v;
+}
+
+/* Products of the low 32 bits. */
+VEC_INLINE vq vq_mul_low(vq a, vq b)
+{
+#if KN_VW == 16
+    return (vq)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif KN_VW == 8
+    return (vq)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (a & vq_set1(0xffffffffu)) * (b & vq_set1(0xffffffffu));
+#endif
+}
+
 /* ---- sums over the lanes of a vector, always in the same tree order ------------------------- */
 
 typedef float vec_four __attribute__((vector_size(16)));
@@ -335,6 +359,15 @@ VEC_FOLD(v_hmin, VEC_MIN_FOUR)
 VEC_INLINE vf v_to_float(vi a)
 {
     return __builtin_convertvector(a, vf);
+}
+
+/* Of bytes: 0, or 1 where one isn't 0. */
+VEC_INLINE vf v_from_bool(const uint8_t *p)
+{
+    typedef uint8_t bytes __attribute__((vector_size(KN_VW)));
+    bytes b;
+    __builtin_memcpy(&b, p, sizeof b);
+    return v_sel(v_ne(v_to_float(__builtin_convertvector(b, vi)), v_zero()), v_set1(1), v_zero());
 }
 
 VEC_INLINE vh v_load_h(const uint16_t *p)

@@ -189,12 +189,7 @@ VEC_INLINE vf v_normal_cdf(vf x)
     return v_set1(0.5f) * v_erfc(x * v_set1(-0.70710678f));
 }
 
-#define LOOP_LIBM LOOP_LIGHT
-#define VEC_RARE  KN_RARE /* from this work on, the reference computes a kind */
 #else
-#define LOOP_LIBM LOOP_RARE
-#define VEC_RARE  KN_LIBM
-
 /* erfc(t) for t >= 0.98 (any smaller t gives garbage): e^(-t^2) R(1 / (1 + 0.4 t)) */
 VEC_INLINE vf v_erfc_far(vf t)
 {

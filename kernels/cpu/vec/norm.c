@@ -1,40 +1,9 @@
 /* kernels/cpu/vec/norm.c: layer_norm and rms_norm over the last dim, and their gradients. A row is
  * read from memory once (its second and third pass hit the cache) and belongs to one thread. */
-#include "kernels/cpu/vec/iter.h"
 #include "kernels/cpu/vec/math.h"
-
-#define BLOCK 1024 /* elements added in f32; f64 across blocks */
+#include "kernels/cpu/vec/rows.h"
 
 /* ---- forward -------------------------------------------------------------------------------- */
-
-/* sum x, or with square sum (x - shift)^2 */
-VEC_INLINE double row_sum(const void *x, int64_t n, bool square, float shift, kn_dtype t)
-{
-    const vf m = v_set1(shift);
-    double sum = 0;
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        const int64_t end = v_min_i64(b + BLOCK, n);
-        vf s[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
-        int64_t i = b;
-        for (; i + 4 * KN_VW <= end; i += 4 * KN_VW)
-            for (int k = 0; k < 4; k++) {
-                const vf v = v_get(t, x, i + k * KN_VW);
-                s[k] = square ? v_fma(v - m, v - m, s[k]) : s[k] + v;
-            }
-        for (; i < end; i += KN_VW) {
-            const int64_t w = end - i;
-            vf d = v_get_n(t, x, i, w);
-            if (square) {
-                float tail[KN_VW] = { 0 }; /* missing lanes must not count shift^2 */
-                v_put_n(KN_F32, tail, 0, d - m, w);
-                d = v_load(tail);
-            }
-            s[0] = square ? v_fma(d, d, s[0]) : s[0] + d;
-        }
-        sum += v_hsum((s[0] + s[1]) + (s[2] + s[3]));
-    }
-    return sum;
-}
 
 /* sum = x + add */
 VEC_INLINE void row_add(void *sum, const void *x, const void *add, int64_t n, kn_dtype t)
@@ -55,7 +24,7 @@ typedef struct norm_plan {
 /* y = (x - mean) * rstd * w + b; mean = 0 for rms. wt: dtype of w and b. */
 VEC_INLINE void norm_row(const norm_plan *p, int64_t r, kn_dtype wt, kn_dtype t)
 {
-    const int64_t n = p->x.cols, size = t == KN_F32 ? 4 : 2;
+    const int64_t n = p->x.cols, size = v_size(t);
     const void *x = vec_row(&p->x, r, size);
     void *y = vec_row(&p->y, r, size);
     if (p->add.data) {
@@ -149,12 +118,13 @@ typedef struct grad_plan {
 VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn_dtype wt,
                          kn_dtype t)
 {
-    const int64_t n = p->x.cols, size = t == KN_F32 ? 4 : 2;
+    const int64_t n = p->x.cols, size = v_size(t);
     const void *x = vec_row(&p->x, r, size), *dy = vec_row(&p->dy, r, size), *weight = p->w;
     const vf one = v_set1(1.0f), m = v_set1(p->rms ? 0.0f : p->mean[r]), k = v_set1(p->rstd[r]);
     double sum = 0, dot = 0;
-    for (int64_t b = 0; b < n; b += BLOCK) { /* dw and db ride on the pass that needs dy and x */
-        const int64_t end = v_min_i64(b + BLOCK, n);
+    for (int64_t b = 0; b < n;
+         b += ROW_BLOCK) { /* dw and db ride on the pass that needs dy and x */
+        const int64_t end = v_min_i64(b + ROW_BLOCK, n);
         vf s = v_zero(), d = v_zero();
         for (int64_t i = b; i < end; i += KN_VW) {
             const int64_t w = end - i;

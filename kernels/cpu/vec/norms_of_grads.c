@@ -74,29 +74,6 @@ kn_status VEC_FN(vec_absmax)(const void *args)
 
 /* ---- the sum of squares in fixed point ------------------------------------------------------ */
 
-typedef uint64_t vq __attribute__((vector_size(KN_VW * 4)));
-
-VEC_INLINE vq vq_set1(uint64_t x)
-{
-    vq v;
-    for (int i = 0; i < KN_VW / 2; i++)
-        v[i] = x;
-    return v;
-}
-
-/* low 32 bits of m, squared */
-VEC_INLINE vq vq_square_low(vq m)
-{
-#if KN_VW == 16
-    return (vq)_mm512_mul_epu32((__m512i)m, (__m512i)m);
-#elif KN_VW == 8
-    return (vq)_mm256_mul_epu32((__m256i)m, (__m256i)m);
-#else
-    m &= vq_set1(0xffffffffu);
-    return m * m;
-#endif
-}
-
 typedef struct sqsum_ctx {
     unsigned __int128 sum;
     int32_t top; /* e + 126: the biased exponent of absmax */
@@ -111,11 +88,11 @@ VEC_INLINE vq fixed_squares(vf x, vi top)
 {
     const vi one = v_set1_i(1), bits = (vi)x & v_set1_i(0x7fffffff), exponent = bits >> 23;
     const vi implicit = v_min_i(exponent, one) << 23; /* 0 for subnormals */
-    const vi m = ((bits & v_set1_i(0x7fffff)) | implicit) << 6;
+    const vq m = (vq)(((bits & v_set1_i(0x7fffff)) | implicit) << 6), m2 = m >> 32;
     const vi gap = top - v_max_i(exponent, one);
     const vi shift = v_min_i(gap + gap, v_set1_i(62)); /* 62 leaves 0 */
-    const vq even = vq_square_low((vq)m) >> ((vq)shift & vq_set1(0xffffffffu));
-    const vq odd = vq_square_low((vq)m >> 32) >> ((vq)shift >> 32);
+    const vq even = vq_mul_low(m, m) >> ((vq)shift & vq_set1(0xffffffffu));
+    const vq odd = vq_mul_low(m2, m2) >> ((vq)shift >> 32);
     return even + odd;
 }
 

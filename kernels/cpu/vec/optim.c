@@ -14,14 +14,8 @@ static int64_t piece_count(const void *list, int i)
 VEC_INLINE void put_param(const kn_opt_piece *o, int64_t i, vf p, int64_t n)
 {
     v_put_n(KN_F32, o->param, i, p, n);
-    if (!o->out)
-        return;
-    if (o->out_dtype == KN_BF16)
-        v_put_n(KN_BF16, o->out, i, p, n);
-    else if (o->out_dtype == KN_F16)
-        v_put_n(KN_F16, o->out, i, p, n);
-    else
-        v_put_n(KN_F32, o->out, i, p, n);
+    if (o->out)
+        v_put_n(o->out_dtype, o->out, i, p, n);
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
@@ -85,7 +79,7 @@ static void put_narrow(const kn_opt_step *s, const kn_opt_piece *o, int which, i
     uint16_t *to = (uint16_t *)(which == 0 ? o->param : which == 1 ? o->m : o->v) + at;
     uint32_t word[SPAN];
     if (!s->seed) {
-        vec_narrow(o->param_dtype, to, x, n);
+        vec_convert(to, o->param_dtype, x, KN_F32, n);
         return;
     }
     words_of(s, o, which, at, n, word);
@@ -95,17 +89,6 @@ static void put_narrow(const kn_opt_step *s, const kn_opt_piece *o, int which, i
     else
         for (int64_t i = 0; i < n; i++)
             to[i] = kn_f16_at_random(x[i], word[i]);
-}
-
-static void copy_out(const kn_opt_piece *o, int64_t at, int64_t n)
-{
-    float x[SPAN];
-    vec_widen(o->param_dtype, (const uint16_t *)o->param + at, x, n);
-    char *out = (char *)o->out + at * (int64_t)kn_dtype_size(o->out_dtype);
-    if (o->out_dtype == KN_F32)
-        memcpy(out, x, (size_t)n * sizeof *x);
-    else
-        vec_narrow(o->out_dtype, out, x, n);
 }
 
 /* Computes on the piece as it is, or span by span on an f32 copy of it. */
@@ -124,7 +107,7 @@ static void run_chunk(const void *list, int i, int64_t begin, int64_t end, void 
         kn_opt_piece wide = *o;
         for (int k = 0; k < 3; k++)
             if (from[k])
-                vec_widen(o->param_dtype, (const uint16_t *)from[k] + at, x[k], n);
+                vec_convert(x[k], KN_F32, (const uint16_t *)from[k] + at, o->param_dtype, n);
         wide.param = x[0];
         wide.m = o->m ? x[1] : NULL;
         wide.v = o->v ? x[2] : NULL;
@@ -134,8 +117,9 @@ static void run_chunk(const void *list, int i, int64_t begin, int64_t end, void 
         for (int k = 0; k < 3; k++)
             if (from[k])
                 put_narrow(c->step, o, k, at, n, x[k]);
-        if (o->out)
-            copy_out(o, at, n);
+        if (o->out) /* rounded once more, from what was kept */
+            vec_convert((char *)o->out + at * (int64_t)kn_dtype_size(o->out_dtype), o->out_dtype,
+                        (const uint16_t *)o->param + at, o->param_dtype, n);
     }
 }
 

@@ -29,29 +29,7 @@ VEC_INLINE char *element(const kn_array *a, int64_t size, int64_t n, int64_t c, 
            (n * a->stride[0] + c * a->stride[1] + h * a->stride[2] + w * a->stride[3]) * size;
 }
 
-VEC_INLINE int64_t size_of(kn_dtype t)
-{
-    return t == KN_F32 ? 4 : 2;
-}
-
 /* ---- forward: lanes channels from c on, one window ------------------------------------------- */
-
-VEC_INLINE void put_index(int32_t *to, vi v, int64_t lanes)
-{
-    int32_t t[KN_VW];
-    memcpy(t, &v, sizeof t);
-    memcpy(to, t, (size_t)lanes * sizeof *t);
-}
-
-VEC_INLINE vi get_index(const char *from, int64_t lanes)
-{
-    vi v = { 0 };
-    if (lanes == KN_VW)
-        __builtin_memcpy(&v, from, sizeof v);
-    else
-        memcpy(&v, from, (size_t)lanes * sizeof(int32_t));
-    return v;
-}
 
 VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j,
                          kn_window_span r, kn_window_span s, int64_t lanes, kn_dtype t)
@@ -61,16 +39,16 @@ VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_
     bool first = true;
     for (int64_t h = r.begin; h < r.end; h += r.step)
         for (int64_t w = s.begin; w < s.end; w += s.step) {
-            const vf v = v_get_n(t, element(&p->x, size_of(t), n, c, h, w), 0, lanes);
+            const vf v = v_get_n(t, element(&p->x, v_size(t), n, c, h, w), 0, lanes);
             const vi here = v_set1_i((int32_t)(h * p->x.shape[3] + w));
             const vm more = v_gt(v, best), nan = v_ne(v, v) & v_eq(best, best);
             best = first ? v : v_sel(more | nan, v, best);
             at = first ? here : v_sel_i(more | nan, here, at);
             first = false;
         }
-    v_put_n(t, element(&p->y, size_of(t), n, c, i, j), 0, best, lanes);
+    v_put_n(t, element(&p->y, v_size(t), n, c, i, j), 0, best, lanes);
     if (p->index.data)
-        put_index((int32_t *)(void *)element(&p->index, 4, n, c, i, j), at, lanes);
+        v_put_n(KN_F32, element(&p->index, 4, n, c, i, j), 0, (vf)at, lanes);
 }
 
 VEC_INLINE void pool_avg(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j,
@@ -79,10 +57,10 @@ VEC_INLINE void pool_avg(const pools *p, int64_t n, int64_t c, int64_t i, int64_
     vf sum = v_zero();
     for (int64_t h = r.begin; h < r.end; h++)
         for (int64_t w = s.begin; w < s.end; w++)
-            sum += v_get_n(t, element(&p->x, size_of(t), n, c, h, w), 0, lanes);
+            sum += v_get_n(t, element(&p->x, v_size(t), n, c, h, w), 0, lanes);
     const bool some = r.begin < r.end && s.begin < s.end;
     const vf count = v_set1(some ? (float)(r.divide * s.divide) : 1.0f);
-    v_put_n(t, element(&p->y, size_of(t), n, c, i, j), 0, sum / count, lanes);
+    v_put_n(t, element(&p->y, v_size(t), n, c, i, j), 0, sum / count, lanes);
 }
 
 /* The same for one channel, without unused lanes. */
@@ -105,8 +83,8 @@ VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_
                          kn_window_span r, kn_window_span s, kn_dtype t)
 {
     const bool max = p->kind == KN_POOL_MAX;
-    const char *x = element(&p->x, size_of(t), n, c, 0, 0);
-    const int64_t down = p->x.stride[2] * size_of(t), right = p->x.stride[3] * size_of(t);
+    const char *x = element(&p->x, v_size(t), n, c, 0, 0);
+    const int64_t down = p->x.stride[2] * v_size(t), right = p->x.stride[3] * v_size(t);
     float best = max ? -__builtin_inff() : 0.0f;
     int32_t at = -1;
     for (int64_t h = r.begin; h < r.end; h += r.step)
@@ -119,7 +97,7 @@ VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_
         }
     if (!max && r.begin < r.end && s.begin < s.end)
         best /= (float)(r.divide * s.divide);
-    scalar_put(t, element(&p->y, size_of(t), n, c, i, j), best);
+    scalar_put(t, element(&p->y, v_size(t), n, c, i, j), best);
     if (max && p->index.data)
         *(int32_t *)(void *)element(&p->index, 4, n, c, i, j) = at;
 }
@@ -168,14 +146,14 @@ VEC_INLINE vf grad_lanes(const pools *p, int64_t n, int64_t c, int64_t lanes, in
     const reach down = p->down[h], right = p->right[w];
     vf sum = v_zero();
     for (int64_t i = down.from; i < down.to; i++) {
-        const char *dy = element(&p->y, size_of(t), n, c, i, right.from),
+        const char *dy = element(&p->y, v_size(t), n, c, i, right.from),
                    *index =
                        p->kind == KN_POOL_MAX ? element(&p->index, 4, n, c, i, right.from) : dy;
         for (int64_t j = right.from; j < right.to; j++) {
             const vf g = v_get_n(t, dy, 0, lanes);
-            dy += p->y.stride[3] * size_of(t);
+            dy += p->y.stride[3] * v_size(t);
             if (p->kind == KN_POOL_MAX) {
-                sum = v_sel(v_eq_i(get_index(index, lanes), here), sum + g, sum);
+                sum = v_sel(v_eq_i((vi)v_get_n(KN_F32, index, 0, lanes), here), sum + g, sum);
                 index += p->index.stride[3] * 4;
                 continue;
             }
@@ -191,7 +169,7 @@ VEC_INLINE void grad_row(const pools *p, int64_t n, int64_t h, kn_dtype t)
 {
     const int64_t C = p->x.shape[1];
     for (int64_t w = 0; w < p->x.shape[3]; w++) {
-        char *dx = element(&p->x, size_of(t), n, 0, h, w);
+        char *dx = element(&p->x, v_size(t), n, 0, h, w);
         int64_t c = 0;
         for (; c + LANES <= C; c += LANES)
             v_put(t, dx, c, grad_lanes(p, n, c, LANES, h, w, t));
@@ -215,11 +193,11 @@ VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_
     const bool max = p->kind == KN_POOL_MAX;
     memset(sum, 0, (size_t)(H * W) * sizeof *sum);
     for (int64_t i = 0; i < P; i++) {
-        const char *dy = element(&p->y, size_of(t), n, c, i, 0);
+        const char *dy = element(&p->y, v_size(t), n, c, i, 0);
         const int32_t *at = (int32_t *)(void *)(max ? element(&p->index, 4, n, c, i, 0) : NULL);
         const kn_window_span r = p->rows[i];
         for (int64_t j = 0; j < Q; j++) {
-            const float g = scalar_get(t, dy + j * p->y.stride[3] * size_of(t));
+            const float g = scalar_get(t, dy + j * p->y.stride[3] * v_size(t));
             const kn_window_span s = p->columns[j];
             if (max) {
                 const int32_t to = at[j * p->index.stride[3]];
@@ -235,9 +213,9 @@ VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_
     }
     for (int64_t h = 0; h < H; h++) {
         if (p->x.stride[3] == 1)
-            vec_cast(element(&p->x, size_of(t), n, c, h, 0), t, sum + h * W, W, KN_F32);
+            vec_cast(element(&p->x, v_size(t), n, c, h, 0), t, sum + h * W, W, KN_F32);
         for (int64_t w = 0; w < W && p->x.stride[3] != 1; w++)
-            scalar_put(t, element(&p->x, size_of(t), n, c, h, w), sum[h * W + w]);
+            scalar_put(t, element(&p->x, v_size(t), n, c, h, w), sum[h * W + w]);
     }
 }
 

@@ -6,31 +6,10 @@
 
 /* ---- Philox in vectors ---------------------------------------------------------------------- */
 
-typedef uint64_t vq __attribute__((vector_size(KN_VW * 4))); /* one counter a 64-bit lane */
-
 #define CHAINS 2               /* independent counters in flight hide the multiplier's latency */
 #define WORDS  (2 * CHAINS)    /* vectors of words of one call */
 #define GROUP  (WORDS * KN_VW) /* elements of one call */
-
-VEC_INLINE vq vq_set1(uint64_t x)
-{
-    vq v = { 0 };
-    for (int i = 0; i < KN_VW / 2; i++)
-        v[i] = x;
-    return v;
-}
-
-/* (low 32 bits of a) * k */
-VEC_INLINE vq vq_mul_low(vq a, vq k)
-{
-#if KN_VW == 16
-    return (vq)_mm512_mul_epu32((__m512i)a, (__m512i)k);
-#elif KN_VW == 8
-    return (vq)_mm256_mul_epu32((__m256i)a, (__m256i)k);
-#else
-    return (a & vq_set1(0xffffffffu)) * k;
-#endif
-}
+#define CHUNK  16384           /* elements of a task, a multiple of GROUP */
 
 /* Lane l computes the counter that stands at the place that interleaving gives lane l: even lanes
  * come first. */
@@ -110,15 +89,16 @@ VEC_INLINE vf v_uniform01(vu word)
 #define HAVE_FMA 1 /* philox.h requires fmaf's single rounding */
 #endif
 
-typedef struct draw_ctx {
-    kn_random kind;
-    uint64_t seed, stream;
-    uint64_t start; /* of dst[0] */
-    char *dst;
-    float p0, p1;
-} draw_ctx;
-
 #ifdef HAVE_FMA
+
+typedef struct draw_call {
+    kn_random kind;
+    uint64_t seed, stream, start; /* start: of dst[0] */
+    char *dst;
+    kn_dtype t;
+    int64_t n;
+    float p0, p1;
+} draw_call;
 
 /* kn_log_poly */
 VEC_INLINE vf v_log_poly(vf a)
@@ -152,7 +132,7 @@ VEC_INLINE vf v_normal(vu word)
     return (vf)((vi)(x * r) ^ (vi)(word << 31)); /* bit 0 is the sign */
 }
 
-VEC_INLINE vf draw(const draw_ctx *c, vu word)
+VEC_INLINE vf draw(const draw_call *c, vu word)
 {
     const vf p0 = v_set1(c->p0), p1 = v_set1(c->p1);
     if (c->kind == KN_NORMAL)
@@ -163,7 +143,7 @@ VEC_INLINE vf draw(const draw_ctx *c, vu word)
 
 /* Elements [begin, end) of the draw, in groups that start at multiples of GROUP; elements outside
  * are computed and dropped. */
-VEC_INLINE void draw_range(const draw_ctx *c, uint64_t begin, uint64_t end, kn_dtype t)
+VEC_INLINE void draw_range(const draw_call *c, uint64_t begin, uint64_t end, kn_dtype t)
 {
     for (uint64_t g = begin / GROUP * GROUP; g < end; g += GROUP) {
         vu w[WORDS];
@@ -182,35 +162,26 @@ VEC_INLINE void draw_range(const draw_ctx *c, uint64_t begin, uint64_t end, kn_d
     }
 }
 
-#define CHUNK 16384 /* elements a task */
-
-typedef struct draw_call {
-    const draw_ctx *c;
-    kn_dtype t;
-    int64_t n;
-} draw_call;
-
 static void draw_chunks(const void *ctx, int64_t first, int64_t last)
 {
-    const draw_call *d = ctx;
-    const uint64_t begin = d->c->start + (uint64_t)(first * CHUNK);
-    const uint64_t end = d->c->start + (uint64_t)v_min_i64(last * CHUNK, d->n);
-    VEC_BY_DTYPE(d->t, draw_range, d->c, begin, end);
+    const draw_call *c = ctx;
+    const uint64_t begin = c->start + (uint64_t)(first * CHUNK);
+    const uint64_t end = c->start + (uint64_t)v_min_i64(last * CHUNK, c->n);
+    VEC_BY_DTYPE(c->t, draw_range, c, begin, end);
 }
 
 kn_status VEC_FN(vec_random)(const void *args)
 {
     const kn_random_args *a = args;
     const int64_t n = kn_array_numel(&a->dst);
-    if (!vec_float(a->dst.dtype) || !kn_array_contiguous(&a->dst) || a->start < 0 ||
-        (a->kind != KN_UNIFORM && a->kind != KN_NORMAL))
+    const draw_call c = { a->kind,     kn_seed_of(a->seed, a->seed_at),
+                          a->stream,   (uint64_t)a->start,
+                          a->dst.data, a->dst.dtype,
+                          n,           (float)a->p0,
+                          (float)a->p1 };
+    if (!vec_float(a->dst.dtype) || a->start < 0)
         return KN_DECLINED;
-    const draw_ctx c = { a->kind,     kn_seed_of(a->seed, a->seed_at),
-                         a->stream,   (uint64_t)a->start,
-                         a->dst.data, (float)a->p0,
-                         (float)a->p1 };
-    kn_each_range(kn_threads_for(n * 16), (n + CHUNK - 1) / CHUNK, draw_chunks,
-                  &(draw_call){ &c, a->dst.dtype, n });
+    kn_each_range(kn_threads_for(n * 16), (n + CHUNK - 1) / CHUNK, draw_chunks, &c);
     return KN_DONE;
 }
 
@@ -226,15 +197,17 @@ kn_status VEC_FN(vec_random)(const void *args)
 
 /* ---- dropout -------------------------------------------------------------------------------- */
 
-typedef struct dropout_ctx {
+typedef struct dropout_call {
     uint64_t seed, stream;
     char *y;
     const char *x;
+    kn_dtype t;
+    int64_t n;
     float threshold, scale; /* keep where word >> 8 >= threshold: exact in f32 */
-} dropout_ctx;
+} dropout_call;
 
 /* Elements [begin, end); begin is a multiple of GROUP. */
-VEC_INLINE void dropout_range(const dropout_ctx *c, int64_t begin, int64_t end, kn_dtype t)
+VEC_INLINE void dropout_range(const dropout_call *c, int64_t begin, int64_t end, kn_dtype t)
 {
     const vf threshold = v_set1(c->threshold), scale = v_set1(c->scale);
     for (int64_t g = begin; g < end; g += GROUP) {
@@ -250,18 +223,10 @@ VEC_INLINE void dropout_range(const dropout_ctx *c, int64_t begin, int64_t end, 
     }
 }
 
-#define DROP 16384 /* elements a task; a multiple of GROUP */
-
-typedef struct dropout_call {
-    const dropout_ctx *c;
-    kn_dtype t;
-    int64_t n;
-} dropout_call;
-
 static void drop_chunks(const void *ctx, int64_t begin, int64_t end)
 {
-    const dropout_call *d = ctx;
-    VEC_BY_DTYPE(d->t, dropout_range, d->c, begin * DROP, v_min_i64(end * DROP, d->n));
+    const dropout_call *c = ctx;
+    VEC_BY_DTYPE(c->t, dropout_range, c, begin * CHUNK, v_min_i64(end * CHUNK, c->n));
 }
 
 kn_status VEC_FN(vec_dropout)(const void *args)
@@ -271,13 +236,14 @@ kn_status VEC_FN(vec_dropout)(const void *args)
     if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !kn_array_contiguous(&a->x) ||
         !kn_array_contiguous(&a->y))
         return KN_DECLINED;
-    const dropout_ctx c = { kn_seed_of(a->seed, a->seed_at),
-                            a->stream,
-                            a->y.data,
-                            a->x.data,
-                            (float)kn_dropout_threshold(a->p),
-                            (float)kn_dropout_scale(a->p) };
-    kn_each_range(kn_threads_for(n * 16), (n + DROP - 1) / DROP, drop_chunks,
-                  &(dropout_call){ &c, a->x.dtype, n });
+    const dropout_call c = { kn_seed_of(a->seed, a->seed_at),
+                             a->stream,
+                             a->y.data,
+                             a->x.data,
+                             a->x.dtype,
+                             n,
+                             (float)kn_dropout_threshold(a->p),
+                             (float)kn_dropout_scale(a->p) };
+    kn_each_range(kn_threads_for(n * 16), (n + CHUNK - 1) / CHUNK, drop_chunks, &c);
     return KN_DONE;
 }

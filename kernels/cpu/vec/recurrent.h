@@ -31,47 +31,24 @@ static inline recurrent_size recurrent_size_of(const kn_array *y, const kn_array
 {
     recurrent_size z = { y->shape[0], y->shape[1], y->shape[2], w->shape[0], 0, 0, 0 };
     z.gates = z.H > 0 ? z.G / z.H : 0;
-    z.tiles = (z.N + GEMM_MR - 1) / GEMM_MR;
-    z.blocks = (z.H + GEMM_NR - 1) / GEMM_NR;
+    z.tiles = ceil_div(z.N, GEMM_MR);
+    z.blocks = ceil_div(z.H, GEMM_NR);
     return z;
 }
 
-/* c[i, GEMM_NR] = sum_k a[i lda + k] b[k, GEMM_NR] (+ bias) for i < rows, which is a constant. */
-VEC_INLINE void recurrent_rows(int rows, int64_t K, const float *a, int64_t lda, const float *b,
-                               float *c, const float *bias)
-{
-    vf s[GEMM_MR][2];
-    for (int i = 0; i < rows; i++)
-        s[i][0] = s[i][1] = v_zero();
-    for (int64_t k = 0; k < K; k++) {
-        const vf b0 = v_load(b + k * GEMM_NR), b1 = v_load(b + k * GEMM_NR + KN_VW);
-#pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            const vf x = v_set1(a[i * lda + k]);
-            s[i][0] = v_fma(x, b0, s[i][0]);
-            s[i][1] = v_fma(x, b1, s[i][1]);
-        }
-    }
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++)
-            v_store(c + i * GEMM_NR + j * KN_VW,
-                    bias ? s[i][j] + v_load(bias + j * KN_VW) : s[i][j]);
-}
-
-/* The same of the tile's first rows; it may compute more, which a has. */
+/* c[i, GEMM_NR] = sum_k a[i lda + k] b[k, GEMM_NR] (+ bias) for a tile's first rows; it may compute
+ * more, which a has. */
 static inline void recurrent_tile(int64_t rows, int64_t K, const float *a, int64_t lda,
                                   const float *b, float *c, const float *bias)
 {
     if (rows == 1)
-        recurrent_rows(1, K, a, lda, b, c, bias);
+        gemm_rows(1, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
     else if (rows == 2)
-        recurrent_rows(2, K, a, lda, b, c, bias);
+        gemm_rows(2, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
     else if (rows <= 4)
-        recurrent_rows(4, K, a, lda, b, c, bias);
+        gemm_rows(4, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
     else
-        recurrent_rows(GEMM_MR, K, a, lda, b, c, bias);
+        gemm_tile(K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
 }
 
 /* Steps of a range of tiles and blocks, one of which is all there are. */
@@ -89,8 +66,7 @@ static inline bool recurrent_by_blocks(const recurrent_size *z, int threads)
 
 static inline int recurrent_threads(const recurrent_size *z)
 {
-    const double work = (double)z->T * (double)z->N * (double)z->G * ((double)z->H / 8 + 8);
-    return kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+    return gemm_threads((double)z->T * (double)z->N * (double)z->G * ((double)z->H / 8 + 8));
 }
 
 #endif

@@ -2,13 +2,14 @@
  * dims. The source is seen as (A, R, C) with R reduced: rows where C = 1, columns otherwise. Sums
  * are built from blocks of fixed size, f32 inside a block and f64 across blocks, so that the order
  * of additions depends on the shape alone. */
-#include "kernels/cpu/vec/iter.h"
+#include "kernels/cpu/vec/rows.h"
 
-#define ROW_BLOCK 1024  /* elements added in f32, in 4 KN_VW lanes */
 #define ROW_CHUNK 32768 /* elements a task of a long row */
 #define COL_ROWS  64    /* rows added in f32 */
 #define COL_CHUNK 1024  /* rows a task */
 #define COL_BLOCK 128   /* columns a task */
+
+enum { FROM, TO }; /* the arrays of a walk */
 
 typedef struct plan {
     const char *src;
@@ -26,99 +27,68 @@ typedef struct plan {
     int64_t mid, sm; /* mid is 1 elsewhere */
 } plan;
 
-typedef struct dims {
-    int n;
-    int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS]; /* of the source */
-    int64_t to[KN_MAX_DIMS];                         /* strides of the result, 0 where reduced */
-    bool reduced[KN_MAX_DIMS];
-} dims;
-
-/* The dims of more than one element, by_stride: the source's largest stride first. */
-static bool dims_of(dims *m, const kn_reduce_args *args, bool by_stride)
+/* Whether the result is dense over the dims that it keeps. */
+static bool is_dense(const vec_iter *it)
 {
-    const kn_array *s = &args->src, *d = &args->dst;
-    m->n = 0;
-    for (int i = 0; i < s->ndim; i++) {
-        if (d->shape[i] != s->shape[i] && d->shape[i] != 1)
+    int64_t step = 1;
+    for (int i = it->ndim - 1; i >= 0; i--) {
+        if (it->stride[TO][i] != 0 && it->stride[TO][i] != step)
             return false;
-        if (s->shape[i] == 1)
-            continue;
-        int at = m->n++;
-        for (; by_stride && at > 0 && m->stride[at - 1] < s->stride[i]; at--) {
-            m->shape[at] = m->shape[at - 1], m->stride[at] = m->stride[at - 1];
-            m->to[at] = m->to[at - 1], m->reduced[at] = m->reduced[at - 1];
-        }
-        m->shape[at] = s->shape[i], m->stride[at] = s->stride[i];
-        m->reduced[at] = d->shape[i] == 1;
-        m->to[at] = m->reduced[at] ? 0 : d->stride[i];
+        step *= it->stride[TO][i] ? it->shape[i] : 1;
     }
     return true;
 }
 
-/* Joins neighbours that are both kept or both reduced; false where they can't be, or where the
- * result isn't dense in their order. */
-static bool dims_join(dims *m)
-{
-    int n = 0;
-    int64_t step = 1;
-    for (int i = m->n - 1; i >= 0; i--) {
-        if (!m->reduced[i] && m->to[i] != step)
-            return false;
-        step *= m->reduced[i] ? 1 : m->shape[i];
-    }
-    for (int i = 0; i < m->n; i++) {
-        if (n > 0 && m->reduced[n - 1] == m->reduced[i] &&
-            m->stride[n - 1] == m->stride[i] * m->shape[i]) {
-            m->shape[n - 1] *= m->shape[i];
-            m->stride[n - 1] = m->stride[i];
-            continue;
-        }
-        m->shape[n] = m->shape[i], m->stride[n] = m->stride[i], m->reduced[n++] = m->reduced[i];
-    }
-    m->n = n;
-    return n > 0 && n <= 3 && m->stride[n - 1] == 1;
-}
-
-/* Reads the plan off the dims in one order; false where the pattern is another one. */
+/* Reads the plan off the dims in one order, by_stride: the source's largest stride first; false
+ * where the pattern is another one. */
 static bool plan_in_order(plan *p, const kn_reduce_args *args, bool by_stride)
 {
-    dims m;
-    if (!dims_of(&m, args, by_stride) || !dims_join(&m))
+    vec_iter it;
+    kn_array to = args->src; /* strides of the result are 0 where it is reduced */
+    for (int d = 0; d < to.ndim; d++)
+        to.stride[d] = args->dst.shape[d] == 1 ? 0 : args->dst.stride[d];
+    vec_iter_dims(&it, 2, (const kn_array *const[]){ [FROM] = &args->src, [TO] = &to });
+    if (by_stride)
+        vec_iter_sort(&it);
+    vec_iter_join(&it);
+    const int n = it.ndim;
+    const int64_t *stride = it.stride[FROM], *kept = it.stride[TO];
+    if (!is_dense(&it) || n > 3 || stride[n - 1] != 1)
         return false;
-    *p = (plan){
-        .src = args->src.data, .from = args->src.dtype, .to = args->dst.dtype, .a = 1, .c = 1
-    };
+    *p = (plan){ .src = args->src.data,
+                 .from = args->src.dtype,
+                 .to = args->dst.dtype,
+                 .a = 1,
+                 .c = 1,
+                 .mid = 1,
+                 .size = it.size[FROM],
+                 .dst = args->dst.data };
     int i = 0;
-    p->mid = 1;
-    p->outer = m.n > 1 && m.reduced[0] && (m.reduced[1] || m.n > 2);
-    if (!m.reduced[0] || p->outer) {
-        p->a = m.shape[0];
-        p->sa = m.stride[i++];
+    p->outer = n > 1 && !kept[0] && (!kept[1] || n > 2);
+    if (kept[0] || p->outer) {
+        p->a = it.shape[0];
+        p->sa = stride[i++];
     }
-    if (p->outer && !m.reduced[i]) {
-        p->mid = m.shape[i];
-        p->sm = m.stride[i++];
+    if (p->outer && kept[i]) {
+        p->mid = it.shape[i];
+        p->sm = stride[i++];
     }
-    if (i == m.n || !m.reduced[i])
+    if (i == n || kept[i])
         return false;
-    p->r = m.shape[i];
-    p->sr = m.stride[i++];
-    if (i < m.n && !m.reduced[i])
-        p->c = m.shape[i++];
-    p->size = (int64_t)kn_dtype_size(args->src.dtype);
-    p->dst = args->dst.data;
-    const double terms = (double)(p->outer ? p->a * p->r : p->r);
+    p->r = it.shape[i];
+    p->sr = stride[i++];
+    if (i < n && kept[i])
+        p->c = it.shape[i++];
     p->sums = args->kind == KN_SUM || args->kind == KN_MEAN;
     p->max = args->kind == KN_MAX;
-    p->scale = args->kind == KN_MEAN ? 1.0 / terms : 1.0;
-    return i == m.n;
+    p->scale = args->kind == KN_MEAN ? 1.0 / (double)(p->outer ? p->a * p->r : p->r) : 1.0;
+    return i == n;
 }
 
 /* The dims as they come, else in the source's order of memory (channels-last images). */
 static bool plan_make(plan *p, const kn_reduce_args *args)
 {
-    return args->src.ndim == args->dst.ndim &&
-           (plan_in_order(p, args, false) || plan_in_order(p, args, true));
+    return plan_in_order(p, args, false) || plan_in_order(p, args, true);
 }
 
 /* What changes no result. */
@@ -138,26 +108,6 @@ static void put(const plan *p, int64_t i, double sum)
         v_put_n(p->to, p->dst, i, v_set1(result), 1);
 }
 
-/* KN_VW elements, and the first n of them; of bools numbers. */
-VEC_INLINE vf get(kn_dtype t, const void *p, int64_t i)
-{
-    typedef uint8_t bytes __attribute__((vector_size(KN_VW)));
-    bytes b;
-    if (t != KN_BOOL)
-        return v_get(t, p, i);
-    memcpy(&b, (const char *)p + i, sizeof b);
-    return v_sel(v_ne(v_to_float(__builtin_convertvector(b, vi)), v_zero()), v_set1(1), v_zero());
-}
-
-VEC_INLINE vf get_n(kn_dtype t, const void *p, int64_t i, int64_t n)
-{
-    uint8_t b[KN_VW] = { 0 };
-    if (t != KN_BOOL)
-        return v_get_n(t, p, i, n);
-    memcpy(b, (const char *)p + i, (size_t)v_min_i64(n, KN_VW));
-    return get(t, b, 0);
-}
-
 /* ---- extrema -------------------------------------------------------------------------------- */
 
 /* The larger (or smaller) of x and best; NaN on either side stays. */
@@ -166,39 +116,11 @@ VEC_INLINE vf better(bool max, vf x, vf best)
     return v_sel(v_ne(x, x), x, max ? v_max(x, best) : v_min(x, best));
 }
 
-/* Of n dense elements; the last vector takes some of them again. */
-VEC_INLINE float row_extremum_of(const void *x, int64_t n, bool max, kn_dtype t)
-{
-    vf best[4];
-    vm nan = v_ne(v_zero(), v_zero());
-    const vf first = v_get1(t, x, 0);
-    int64_t i = 0;
-    for (int k = 0; k < 4; k++)
-        best[k] = first;
-    for (; i + 4 * KN_VW <= n; i += 4 * KN_VW)
-        for (int k = 0; k < 4; k++) {
-            const vf v = v_get(t, x, i + k * KN_VW);
-            nan |= v_ne(v, v);
-            best[k] = max ? v_max(v, best[k]) : v_min(v, best[k]);
-        }
-    for (; i < n; i += KN_VW) {
-        const vf v = n < KN_VW ? v_first_lanes(v_get_n(t, x, 0, n), first, n)
-                               : v_get(t, x, v_min_i64(i, n - KN_VW));
-        nan |= v_ne(v, v);
-        best[0] = max ? v_max(v, best[0]) : v_min(v, best[0]);
-    }
-    if (v_any(nan))
-        return __builtin_nanf("");
-    for (int k = 1; k < 4; k++)
-        best[0] = max ? v_max(best[k], best[0]) : v_min(best[k], best[0]);
-    return max ? v_hmax(best[0]) : v_hmin(best[0]);
-}
-
-static float row_extremum(kn_dtype t, const void *x, int64_t n, bool max)
+static float extremum_of(kn_dtype t, const void *x, int64_t n, bool max)
 {
     if (t == KN_F32)
-        return row_extremum_of(x, n, max, KN_F32);
-    return t == KN_BF16 ? row_extremum_of(x, n, max, KN_BF16) : row_extremum_of(x, n, max, KN_F16);
+        return row_extremum(x, n, max, KN_F32);
+    return t == KN_BF16 ? row_extremum(x, n, max, KN_BF16) : row_extremum(x, n, max, KN_F16);
 }
 
 /* best[j] = the extremum of it and x[., j] over some rows, for w <= COL_BLOCK columns */
@@ -224,7 +146,7 @@ VEC_INLINE void best_rows(double *best, bool max, const char *x, int64_t step, i
 /* Of n dense elements, whose largest is found first. */
 VEC_INLINE int64_t row_place(const void *x, int64_t n, kn_dtype t)
 {
-    const vf best = v_set1(row_extremum(t, x, n, true));
+    const vf best = v_set1(extremum_of(t, x, n, true));
     const bool nan = v_any(v_ne(best, best));
     int64_t i = 0;
     for (; i < n; i += KN_VW) {
@@ -275,34 +197,13 @@ static void find_places(const void *ctx, int64_t first, int64_t last)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-/* The sum of n dense elements. */
-VEC_INLINE double row_sum_of(const void *x, int64_t n, kn_dtype t)
-{
-    double sum = 0;
-    for (int64_t b = 0; b < n; b += ROW_BLOCK) {
-        const int64_t end = v_min_i64(b + ROW_BLOCK, n);
-        vf s0 = v_zero(), s1 = s0, s2 = s0, s3 = s0;
-        int64_t i = b;
-        for (; i + 4 * KN_VW <= end; i += 4 * KN_VW) {
-            s0 += get(t, x, i);
-            s1 += get(t, x, i + KN_VW);
-            s2 += get(t, x, i + 2 * KN_VW);
-            s3 += get(t, x, i + 3 * KN_VW);
-        }
-        for (; i < end; i += KN_VW)
-            s0 += get_n(t, x, i, end - i);
-        sum += v_hsum((s0 + s1) + (s2 + s3));
-    }
-    return sum;
-}
-
-static double row_sum(kn_dtype t, const void *x, int64_t n)
+static double sum_of(kn_dtype t, const void *x, int64_t n)
 {
     if (t == KN_F32)
-        return row_sum_of(x, n, KN_F32);
+        return row_sum(x, n, false, 0, KN_F32);
     if (t == KN_BOOL)
-        return row_sum_of(x, n, KN_BOOL);
-    return t == KN_BF16 ? row_sum_of(x, n, KN_BF16) : row_sum_of(x, n, KN_F16);
+        return row_sum(x, n, false, 0, KN_BOOL);
+    return t == KN_BF16 ? row_sum(x, n, false, 0, KN_BF16) : row_sum(x, n, false, 0, KN_F16);
 }
 
 /* Tasks [first, last): chunks of rows. */
@@ -314,7 +215,7 @@ static void sum_rows(const void *ctx, int64_t first, int64_t last)
         const int64_t n = p->chunks == 1 ? p->r : v_min_i64(ROW_CHUNK, p->r - begin);
         const int64_t at = a / p->mid * p->sa + a % p->mid * p->sm + begin;
         const char *x = p->src + at * p->size;
-        const double sum = p->sums ? row_sum(p->from, x, n) : row_extremum(p->from, x, n, p->max);
+        const double sum = p->sums ? sum_of(p->from, x, n) : extremum_of(p->from, x, n, p->max);
         if (!p->partial)
             put(p, a, sum);
         else
@@ -334,20 +235,20 @@ VEC_INLINE void add_rows(double *sum, const char *x, int64_t step, int64_t rows,
         const char *x0 = x + r * step, *x1 = x0 + step, *x2 = x1 + step, *x3 = x2 + step;
         int64_t j = 0;
         for (; j + KN_VW <= w; j += KN_VW)
-            v_store(acc + j, v_load(acc + j) + ((get(t, x0, j) + get(t, x1, j)) +
-                                                (get(t, x2, j) + get(t, x3, j))));
+            v_store(acc + j, v_load(acc + j) + ((v_get(t, x0, j) + v_get(t, x1, j)) +
+                                                (v_get(t, x2, j) + v_get(t, x3, j))));
         if (j < w) {
             const int64_t n = w - j;
             v_store_n(acc + j,
-                      v_load_n(acc + j, n) + ((get_n(t, x0, j, n) + get_n(t, x1, j, n)) +
-                                              (get_n(t, x2, j, n) + get_n(t, x3, j, n))),
+                      v_load_n(acc + j, n) + ((v_get_n(t, x0, j, n) + v_get_n(t, x1, j, n)) +
+                                              (v_get_n(t, x2, j, n) + v_get_n(t, x3, j, n))),
                       n);
         }
     }
     for (; r < rows; r++)
         for (int64_t j = 0; j < w; j += KN_VW)
-            v_put_n(KN_F32, acc, j, get_n(KN_F32, acc, j, w - j) + get_n(t, x + r * step, j, w - j),
-                    w - j);
+            v_put_n(KN_F32, acc, j,
+                    v_get_n(KN_F32, acc, j, w - j) + v_get_n(t, x + r * step, j, w - j), w - j);
     for (int64_t j = 0; j < w; j++)
         sum[j] += acc[j];
 }

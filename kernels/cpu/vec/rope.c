@@ -1,7 +1,7 @@
 /* kernels/cpu/vec/rope.c: rotary embedding. The angles of a position are the same for all samples
  * and heads: their cosines and sines are computed once a call, in f64, and rounded to f32. Those of
  * a position are a function of it and of the head's width alone. */
-#include "kernels/cpu/vec/iter.h"
+#include "kernels/cpu/vec/rows.h"
 #include "kernels/rope.h"
 
 enum { NEAR = 32 }; /* an angle is that of a multiple of NEAR and one below NEAR */

@@ -1,25 +1,7 @@
 /* kernels/cpu/vec/rows.c: softmax and cross-entropy over the last dim. A row belongs to one thread;
  * its sums are f32 in vector lanes inside a block of fixed size and f64 across blocks. */
-#include "kernels/cpu/vec/iter.h"
 #include "kernels/cpu/vec/math.h"
-
-#define BLOCK 1024 /* elements added in f32; 4 KiB, stays in the first-level cache */
-
-/* max over n >= 1 elements; NaN where there is one */
-VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
-{
-    vf best = v_get1(t, x, 0);
-    int64_t i = 0;
-    for (; i + KN_VW <= n; i += KN_VW) {
-        const vf v = v_get(t, x, i);
-        best = v_sel(v_ne(v, v), v, v_max(v, best));
-    }
-    if (i < n) { /* missing lanes repeat values of the row */
-        const vf v = v_first_lanes(v_get_n(t, x, i, n - i), best, n - i);
-        best = v_sel(v_ne(v, v), v, v_max(v, best));
-    }
-    return v_hmax(best);
-}
+#include "kernels/cpu/vec/rows.h"
 
 /* sum e^(x - max) of n elements; the exponentials go to y as well where it is given. Missing lanes
  * of the tail contribute nothing. */
@@ -27,8 +9,8 @@ VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, float *y, kn_
 {
     const vf m = v_set1(max);
     double sum = 0;
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        const int64_t end = v_min_i64(b + BLOCK, n);
+    for (int64_t b = 0; b < n; b += ROW_BLOCK) {
+        const int64_t end = v_min_i64(b + ROW_BLOCK, n);
         vf s0 = v_zero(), s1 = s0;
         int64_t i = b;
         for (; i + 2 * KN_VW <= end; i += 2 * KN_VW) {
@@ -71,6 +53,7 @@ VEC_INLINE void softmax_row(void *y, const void *x, int64_t n, float max, double
 
 typedef struct softmax_call {
     vec_rows y, x;
+    vec_rows dx, dy; /* of the backward, which reads y */
     kn_dtype t;
     bool log;
 } softmax_call;
@@ -84,7 +67,7 @@ VEC_INLINE void softmax_some(const softmax_call *c, int64_t r, int64_t rows, kn_
     double sum[KN_VW];
     for (int64_t k = 0; k < rows; k++) {
         const void *x = vec_row(&c->x, r + k, size);
-        max[k] = row_max(x, n, t);
+        max[k] = row_extremum(x, n, true, t);
         sum[k] = row_exp_sum(x, n, max[k], keep ? vec_row(&c->y, r + k, size) : NULL, t);
         sums[k] = (float)sum[k];
     }
@@ -98,7 +81,7 @@ VEC_INLINE void softmax_some(const softmax_call *c, int64_t r, int64_t rows, kn_
 static void softmax_rows(const void *ctx, int64_t begin, int64_t end)
 {
     const softmax_call *c = ctx;
-    const int64_t group = c->x.cols < BLOCK / KN_VW ? KN_VW : 1;
+    const int64_t group = c->x.cols < ROW_BLOCK / KN_VW ? KN_VW : 1;
     for (int64_t r = begin; r < end; r += group)
         VEC_BY_DTYPE(c->t, softmax_some, c, r, v_min_i64(group, end - r));
 }
@@ -122,8 +105,8 @@ kn_status VEC_FN(vec_softmax)(const void *args)
 VEC_INLINE double grad_sum(const void *dy, const void *y, int64_t n, bool log, kn_dtype t)
 {
     double sum = 0;
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        const int64_t end = v_min_i64(b + BLOCK, n);
+    for (int64_t b = 0; b < n; b += ROW_BLOCK) {
+        const int64_t end = v_min_i64(b + ROW_BLOCK, n);
         vf s = v_zero();
         for (int64_t i = b; i < end; i += KN_VW) {
             const vf d = v_get_n(t, dy, i, end - i);
@@ -144,15 +127,9 @@ VEC_INLINE void softmax_grad_row(void *dx, const void *dy, const void *y, int64_
     }
 }
 
-typedef struct softmax_grad_call {
-    vec_rows dx, dy, y;
-    kn_dtype t;
-    bool log;
-} softmax_grad_call;
-
 static void softmax_grad_rows(const void *ctx, int64_t begin, int64_t end)
 {
-    const softmax_grad_call *c = ctx;
+    const softmax_call *c = ctx;
     const int64_t size = (int64_t)kn_dtype_size(c->t);
     for (int64_t r = begin; r < end; r++)
         VEC_BY_DTYPE(c->t, softmax_grad_row, vec_row(&c->dx, r, size), vec_row(&c->dy, r, size),
@@ -162,7 +139,7 @@ static void softmax_grad_rows(const void *ctx, int64_t begin, int64_t end)
 kn_status VEC_FN(vec_softmax_grad)(const void *args)
 {
     const kn_softmax_grad_args *a = args;
-    softmax_grad_call c = { .t = a->y.dtype, .log = a->log };
+    softmax_call c = { .t = a->y.dtype, .log = a->log };
     if (!vec_float(a->y.dtype) || a->dy.dtype != a->y.dtype || a->dx.dtype != a->y.dtype ||
         !vec_rows_of(&a->y, &c.y) || !vec_rows_of(&a->dx, &c.dx) || !vec_rows_of(&a->dy, &c.dy))
         return KN_DECLINED;
@@ -202,13 +179,13 @@ static bool targets_of(const kn_array *a, const vec_rows *logits, int64_t ignore
  * exponentials. *total += sum_v x[v] where wanted. */
 VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
 {
-    const int64_t size = t == KN_F32 ? 4 : 2;
+    const int64_t size = v_size(t);
     double sum = 0;
     float max = -__builtin_inff();
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        const int64_t w = v_min_i64(BLOCK, n - b);
+    for (int64_t b = 0; b < n; b += ROW_BLOCK) {
+        const int64_t w = v_min_i64(ROW_BLOCK, n - b);
         const void *p = (const char *)x + b * size;
-        const float top = row_max(p, w, t);
+        const float top = row_extremum(p, w, true, t);
         if (!(top <= max)) {
             if (sum != 0)
                 sum *= v_exp(v_set1(max - top))[0];
@@ -237,24 +214,24 @@ VEC_INLINE void cross_entropy_grad_row(void *dx, const void *x, int64_t n, int64
     v_put_n(t, dx, target, k * ((p - v_set1((float)(1 - smoothing))) - s), 1);
 }
 
+/* Of both ways; scale: of a backward. */
 typedef struct loss_call {
-    vec_rows x, dx;
-    bool grad;
+    vec_rows x, dx; /* dx.data NULL: not wanted */
     kn_dtype x_dtype;
     targets targets;
-    float *lse;
+    float *lse, scale;
     double *row_loss, smoothing;
 } loss_call;
 
 /* lse of row n, its weighted loss in row_loss, and its gradient where wanted. */
 VEC_INLINE void cross_entropy_row(const loss_call *c, int64_t n, kn_dtype type)
 {
-    const int64_t size = type == KN_F32 ? 4 : 2, v = target_at(&c->targets, n);
+    const int64_t size = v_size(type), v = target_at(&c->targets, n);
     const void *row = vec_row(&c->x, n, size);
     const double smoothing = c->smoothing;
     double total = 0;
     const double l = row_lse(row, c->x.cols, smoothing != 0 ? &total : NULL, type);
-    void *out = c->grad ? vec_row(&c->dx, n, size) : NULL;
+    void *out = c->dx.data ? vec_row(&c->dx, n, size) : NULL;
     c->lse[n] = (float)l;
     c->row_loss[n] = 0;
     if (v == c->targets.ignore) {
@@ -283,8 +260,8 @@ kn_status VEC_FN(vec_cross_entropy)(const void *args)
     if (!vec_float(a->logits.dtype) || a->lse.dtype != KN_F32 || a->loss.dtype != KN_F32 ||
         a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse))
         return KN_DECLINED;
-    c.grad = a->dlogits.data != NULL;
-    if (c.grad && (a->dlogits.dtype != a->logits.dtype || !vec_rows_of(&a->dlogits, &c.dx)))
+    if (a->dlogits.data &&
+        (a->dlogits.dtype != a->logits.dtype || !vec_rows_of(&a->dlogits, &c.dx)))
         return KN_DECLINED;
     if (!vec_rows_of(&a->logits, &c.x) || c.x.rows * c.x.cols == 0 ||
         !targets_of(&a->targets, &c.x, a->ignore_index, &c.targets))
@@ -294,7 +271,7 @@ kn_status VEC_FN(vec_cross_entropy)(const void *args)
     c.row_loss = vec_scratch(bytes);
     if (!c.row_loss)
         return KN_FAILED;
-    kn_each_range(kn_threads_for(c.x.rows * c.x.cols * (c.grad ? 32 : 16)), c.x.rows,
+    kn_each_range(kn_threads_for(c.x.rows * c.x.cols * (c.dx.data ? 32 : 16)), c.x.rows,
                   cross_entropy_rows, &c);
     for (int64_t n = 0; n < c.x.rows; n++) {
         loss += c.row_loss[n];
@@ -306,18 +283,9 @@ kn_status VEC_FN(vec_cross_entropy)(const void *args)
     return KN_DONE;
 }
 
-typedef struct loss_grad_call {
-    vec_rows dx, x;
-    kn_dtype x_dtype;
-    targets targets;
-    const float *lse;
-    float scale;
-    double smoothing;
-} loss_grad_call;
-
 static void cross_entropy_grad_rows(const void *ctx, int64_t begin, int64_t end)
 {
-    const loss_grad_call *c = ctx;
+    const loss_call *c = ctx;
     const int64_t cols = c->x.cols, size = (int64_t)kn_dtype_size(c->x_dtype);
     for (int64_t n = begin; n < end; n++) {
         void *out = vec_row(&c->dx, n, size);
@@ -333,7 +301,7 @@ static void cross_entropy_grad_rows(const void *ctx, int64_t begin, int64_t end)
 kn_status VEC_FN(vec_cross_entropy_grad)(const void *args)
 {
     const kn_cross_entropy_grad_args *a = args;
-    loss_grad_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data };
+    loss_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data, .smoothing = a->smoothing };
     if (!vec_float(a->logits.dtype) || a->dlogits.dtype != a->logits.dtype ||
         a->lse.dtype != KN_F32 || a->count.dtype != KN_F32 || a->dloss.dtype != KN_F32 ||
         !kn_array_contiguous(&a->lse))
@@ -343,7 +311,6 @@ kn_status VEC_FN(vec_cross_entropy_grad)(const void *args)
         return KN_DECLINED;
     const float count = *(const float *)a->count.data;
     c.scale = count > 0 ? *(const float *)a->dloss.data / count : 0.0f;
-    c.smoothing = a->smoothing;
     kn_each_range(kn_threads_for(c.x.rows * c.x.cols * 16), c.x.rows, cross_entropy_grad_rows, &c);
     return KN_DONE;
 }

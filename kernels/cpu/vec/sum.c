@@ -6,93 +6,60 @@
 #define DIRECT 8                  /* arrays that one loop reads */
 #define STREAM (16 * 1024 * 1024) /* bytes from which the output bypasses the cache */
 
-/* dst[i] = src[0][i] + ... + src[n-1][i] with n a constant; stream: dst is aligned to a vector and
- * none of the sources. */
-VEC_INLINE void add_loop(float *dst, const float *const src[], int64_t count, bool stream, int n)
+/* dst[i] = src[0][i] + ... + src[n-1][i]; stream: dst is aligned to a vector and none of the
+ * sources. */
+VEC_INLINE void add_loop(float *dst, const float *const src[], int n, int64_t count, bool stream)
 {
     int64_t i = 0;
-    for (; i + KN_VW <= count; i += KN_VW) {
-        vf s = v_load(src[0] + i);
+    for (; i + 4 * KN_VW <= count; i += 4 * KN_VW) {
+        vf s[4];
+        for (int j = 0; j < 4; j++)
+            s[j] = v_load(src[0] + i + j * KN_VW);
         for (int k = 1; k < n; k++)
-            s += v_load(src[k] + i);
-        if (stream)
-            v_stream(dst + i, s);
-        else
-            v_store(dst + i, s);
+            for (int j = 0; j < 4; j++)
+                s[j] += v_load(src[k] + i + j * KN_VW);
+        for (int j = 0; j < 4 && stream; j++)
+            v_stream(dst + i + j * KN_VW, s[j]);
+        for (int j = 0; j < 4 && !stream; j++)
+            v_store(dst + i + j * KN_VW, s[j]);
     }
-    if (i < count) {
-        vf s = v_load_n(src[0] + i, count - i);
+    for (; i < count; i += KN_VW) {
+        vf s = v_get_n(KN_F32, src[0], i, count - i);
         for (int k = 1; k < n; k++)
-            s += v_load_n(src[k] + i, count - i);
-        v_store_n(dst + i, s, count - i);
+            s += v_get_n(KN_F32, src[k], i, count - i);
+        v_put_n(KN_F32, dst, i, s, count - i);
     }
 }
 
-/* n from 1 to DIRECT arrays of f32 */
 static void add_direct(float *dst, const float *const src[], int n, int64_t count, bool stream)
 {
-    switch (n) {
-#define CASE(k)                                                                                    \
-    case k:                                                                                        \
-        if (stream)                                                                                \
-            add_loop(dst, src, count, true, k);                                                    \
-        else                                                                                       \
-            add_loop(dst, src, count, false, k);                                                   \
-        break
-        CASE(1);
-        CASE(2);
-        CASE(3);
-        CASE(4);
-        CASE(5);
-        CASE(6);
-        CASE(7);
-        CASE(8);
-#undef CASE
-    default:
-        break;
-    }
-}
-
-/* sum += x[0..w), through the buffer where x is not f32 */
-static void add_block(float *sum, kn_dtype t, const void *x, int64_t w, float *buf)
-{
-    if (t != KN_F32) {
-        vec_widen(t, x, buf, w);
-        x = buf;
-    }
-    const float *const list[] = { sum, x };
-    add_direct(sum, list, 2, w, false);
-}
-
-static void load_block(float *sum, kn_dtype t, const void *x, int64_t w)
-{
-    if (t == KN_F32)
-        memcpy(sum, x, (size_t)w * sizeof *sum);
+    if (n == 2)
+        add_loop(dst, src, 2, count, stream);
     else
-        vec_widen(t, x, sum, w);
+        add_loop(dst, src, n, count, stream);
 }
 
-static const void *at(const void *p, kn_dtype t, int64_t i)
+static void *at(const void *p, kn_dtype t, int64_t i)
 {
-    return (const char *)p + i * (t == KN_F32 ? 4 : 2);
+    return (char *)(uintptr_t)p + i * v_size(t);
 }
 
 /* Elements [begin, end), any dtypes, any n >= 1: a block's sum is built in f32 and stored once. */
 static void sum_blocks(const kn_sum_n_args *a, int64_t begin, int64_t end)
 {
-    float sum[BLOCK], buf[BLOCK];
+    const kn_dtype t = a->acc ? a->dst_dtype : a->src_dtype;
+    float sum[BLOCK], term[BLOCK];
     for (int64_t i = begin; i < end; i += BLOCK) {
         const int64_t w = v_min_i64(BLOCK, end - i);
-        if (a->acc)
-            load_block(sum, a->dst_dtype, at(a->acc, a->dst_dtype, i), w);
-        else
-            load_block(sum, a->src_dtype, at(a->src[0], a->src_dtype, i), w);
-        for (int k = a->acc ? 0 : 1; k < a->n; k++)
-            add_block(sum, a->src_dtype, at(a->src[k], a->src_dtype, i), w, buf);
-        if (a->dst_dtype == KN_F32)
-            memcpy((float *)a->dst + i, sum, (size_t)w * sizeof *sum);
-        else
-            vec_narrow(a->dst_dtype, (uint16_t *)a->dst + i, sum, w);
+        vec_convert(sum, KN_F32, at(a->acc ? a->acc : a->src[0], t, i), t, w);
+        for (int k = a->acc ? 0 : 1; k < a->n; k++) {
+            const void *x = at(a->src[k], a->src_dtype, i);
+            if (a->src_dtype != KN_F32)
+                vec_convert(term, KN_F32, x, a->src_dtype, w);
+            add_direct(sum, (const float *const[]){ sum, a->src_dtype == KN_F32 ? x : term }, 2, w,
+                       false);
+        }
+        vec_convert(at(a->dst, a->dst_dtype, i), a->dst_dtype, sum, KN_F32, w);
     }
 }
 
@@ -139,8 +106,7 @@ kn_status VEC_FN(vec_sum_n)(const void *args)
 {
     const kn_sum_n_args *a = args;
     const int n = a->n + (a->acc != NULL);
-    if (!vec_float(a->dst_dtype) || !vec_float(a->src_dtype) || a->n < 0 || a->n > KN_SUM_N_MAX ||
-        n == 0)
+    if (!vec_float(a->dst_dtype) || !vec_float(a->src_dtype) || n == 0)
         return KN_DECLINED;
     const float *list[DIRECT] = { 0 };
     const bool direct = a->dst_dtype == KN_F32 && a->src_dtype == KN_F32 && n <= DIRECT;

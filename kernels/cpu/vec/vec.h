@@ -35,17 +35,26 @@ KN_KERNELS(VEC_DECLARE)
 /* random.c: word[n] = those of elements start .. start + n - 1 (kernels/philox.h). */
 void vec_words(uint64_t seed, uint64_t stream, uint64_t start, int64_t n, uint32_t *word);
 
-/* ---- loads and stores by dtype (f32, bf16, f16); t should be a constant after inlining ------- */
+/* ---- loads and stores by dtype; t should be a constant after inlining ------------------------ */
 
 VEC_INLINE bool vec_float(kn_dtype t)
 {
     return t == KN_F32 || t == KN_BF16 || t == KN_F16;
 }
 
+/* Bytes an element. */
+VEC_INLINE int64_t v_size(kn_dtype t)
+{
+    return t == KN_F32 ? 4 : 2;
+}
+
+/* bool gives 0 or 1. */
 VEC_INLINE vf v_get(kn_dtype t, const void *p, int64_t i)
 {
     if (t == KN_F32)
         return v_load((const float *)p + i);
+    if (t == KN_BOOL)
+        return v_from_bool((const uint8_t *)p + i);
     const vh h = v_load_h((const uint16_t *)p + i);
     return t == KN_BF16 ? v_from_bf16(h) : v_from_f16(h);
 }
@@ -67,6 +76,11 @@ VEC_INLINE vf v_get_n(kn_dtype t, const void *p, int64_t i, int64_t n)
         return v_get(t, p, i);
     if (t == KN_F32)
         return v_load_n((const float *)p + i, n);
+    uint8_t b[KN_VW] = { 0 };
+    if (t == KN_BOOL) {
+        memcpy(b, (const uint8_t *)p + i, (size_t)n);
+        return v_from_bool(b);
+    }
     uint16_t h[KN_VW] = { 0 };
     for (int64_t j = 0; j < n; j++)
         h[j] = ((const uint16_t *)p)[i + j];
@@ -119,23 +133,6 @@ VEC_INLINE void vec_cast(void *dst, kn_dtype to, const void *src, int64_t n, kn_
         v_put_n(to, dst, i, v_get_n(from, src, i, n - i), n - i);
 }
 
-/* buf[0..n) = p[0..n) as f32, p of bf16 or f16; and back. */
-static inline void vec_widen(kn_dtype t, const void *p, float *buf, int64_t n)
-{
-    if (t == KN_BF16)
-        vec_cast(buf, KN_F32, p, n, KN_BF16);
-    else
-        vec_cast(buf, KN_F32, p, n, KN_F16);
-}
-
-static inline void vec_narrow(kn_dtype t, void *p, const float *buf, int64_t n)
-{
-    if (t == KN_BF16)
-        vec_cast(p, KN_BF16, buf, n, KN_F32);
-    else
-        vec_cast(p, KN_F16, buf, n, KN_F32);
-}
-
 /* Calls f(..., t) with t a constant, for a dtype that vec_float() has accepted. */
 #define VEC_BY_DTYPE(t, f, ...)                                                                    \
     do {                                                                                           \
@@ -146,5 +143,28 @@ static inline void vec_narrow(kn_dtype t, void *p, const float *buf, int64_t n)
         else                                                                                       \
             f(__VA_ARGS__, KN_F16);                                                                \
     } while (0)
+
+/* vec_cast for any dtypes. */
+static inline void vec_convert(void *dst, kn_dtype to, const void *src, kn_dtype from, int64_t n)
+{
+    if (to == KN_F32)
+        VEC_BY_DTYPE(from, vec_cast, dst, KN_F32, src, n);
+    else if (to == KN_BF16)
+        VEC_BY_DTYPE(from, vec_cast, dst, KN_BF16, src, n);
+    else
+        VEC_BY_DTYPE(from, vec_cast, dst, KN_F16, src, n);
+}
+
+/* Scratch of a kernel, from the device's pool; NULL with an error if there is none. */
+static inline void *vec_scratch(size_t bytes)
+{
+    return kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+}
+
+static inline void vec_scratch_end(void *p, size_t bytes)
+{
+    if (p)
+        kn_give(kn_device_memory(KN_CPU), p, bytes, KN_MEM_WORKSPACE);
+}
 
 #endif

@@ -142,7 +142,7 @@ VEC_INLINE void tile_widen(winograd_fn factor, int size, const tiles *s, int64_t
 /* Channels of such a row. */
 static inline int64_t tile_row(const tiles *s)
 {
-    return (s->C + KN_VW - 1) / KN_VW * KN_VW;
+    return round_up(s->C, KN_VW);
 }
 
 #endif

@@ -53,7 +53,7 @@ KN_FORMULA v_gelu_tanh(A x)
 }
 
 /* A row's case in a switch over the kinds: the short ones are unrolled, `statement` once for each v
- * below V; LONG, LIBM and RARE ones are left to the default. */
+ * below V; LONG and LIBM ones are left to the default. */
 #define KN_UNROLLED_LIGHT(kind, statement)                                                         \
     case kind: {                                                                                   \
         _Pragma("unroll") for (int v = 0; v < V; v++)                                              \
@@ -65,7 +65,6 @@ KN_FORMULA v_gelu_tanh(A x)
 #define KN_UNROLLED_HEAVY KN_UNROLLED_LIGHT
 #define KN_UNROLLED_LONG(kind, statement)
 #define KN_UNROLLED_LIBM KN_UNROLLED_LONG
-#define KN_UNROLLED_RARE KN_UNROLLED_LONG
 
 /* And the long ones' case in the function that the default calls in a loop. */
 #define KN_ROLLED_LIGHT(kind, formula)
@@ -74,6 +73,5 @@ KN_FORMULA v_gelu_tanh(A x)
     case kind:                                                                                     \
         return formula;
 #define KN_ROLLED_LIBM KN_ROLLED_LONG
-#define KN_ROLLED_RARE KN_ROLLED_LONG
 
 #endif
