@@ -408,9 +408,9 @@ KN_API void kn_providers_only(const char *names);
 KN_API const char *kn_cpu_isa(void);
 /* "oneDNN 2.6.3", or "none". */
 KN_API const char *kn_cpu_libraries(void);
-/* How the CPU's f32 products are given to oneDNN or Knap's own kernels, where it was timed: "12 timed
- * before: FILE", or "timed when first met, 12 so far: FILE" (KNAP_TUNE=1). It says too where the
- * file is damaged or can't be written. NULL where nothing was timed (Knap's compute then), and
+/* How the CPU's f32 products are given to oneDNN or Knap's own kernels, where it was timed: "12
+ * timed before: FILE", or "timed when first met, 12 so far: FILE" (KNAP_TUNE=1). It says too where
+ * the file is damaged or can't be written. NULL where nothing was timed (Knap's compute then), and
  * without oneDNN. Valid until the thread's next call. */
 KN_API const char *kn_cpu_choices(void);
 
