@@ -50,6 +50,18 @@ for ranks in 2 3 5; do
         --tokens 40 --seed 5 --top-k 5 --top-p 0.9 --ranks $ranks --threads 1)
 done
 
+# Whether oneDNN or Knap's kernels compute a kind of f32 product: timed once, kept, read again.
+wide=("${tiny[@]/%32/64}" --steps 6)
+run env KNAP_TUNE=1 KNAP_TUNED="$TMP/tuned" "${wide[@]}"
+if ! says "libraries          none" >/dev/null; then
+    check "products are timed" says "f32 products       timed when first met, 0 so far: $TMP/tuned"
+    kinds=$(grep -cE '= (oneDNN|own)$' "$TMP/tuned")
+    check "their kinds are kept" test "$kinds" -ge 4
+    check "and nothing else" test "$kinds" = "$(grep -c . "$TMP/tuned")"
+    run env KNAP_TUNED="$TMP/tuned" "${wide[@]}"
+    check "a later run reads them" says "f32 products       $kinds timed before: $TMP/tuned"
+fi
+
 run "${tiny[@]}" --steps 5 --ranks 2 --summary --check
 check "a summary and a check" succeeds
 for word in "kept for backward" gpt_block "f32[4,16,32]"; do
