@@ -135,8 +135,8 @@ static double transfer_alone(const sizes *s, kn_schedule_state *t, double bytes[
     double begin = kn_now();
     for (int64_t n = 0; ok && n < s->steps; n++)
         for (int i = 0; ok && i < t->units; i++)
-            ok = both_ways(t->unit[i], there[0], there[1], t->upload, t->download);
-    ok = ok && kn_stream_sync(t->upload) && kn_stream_sync(t->download);
+            ok = both_ways(t->unit[i], there[0], there[1], t->lanes->upload, t->lanes->download);
+    ok = ok && kn_stream_sync(t->lanes->upload) && kn_stream_sync(t->lanes->download);
     double spent = (kn_now() - begin) / (double)s->steps;
     for (int i = 0; i < 2; i++)
         kn_give(m, there[i], most, KN_MEM_WORKSPACE);
