@@ -83,7 +83,7 @@ static double seconds(kn_status (*run)(const void *), const kn_matmul_args *x)
     return run(x) == KN_DONE ? kn_now() - begin : 1e30;
 }
 
-/* Times both on the product that is asked for. 0: there is no memory for it. */
+/* Times both on the product that is asked for. 0: there is no memory for it, or oneDNN declines. */
 static int time_both(const kn_matmul_args *x)
 {
     kn_matmul_args own = *x;
@@ -94,16 +94,19 @@ static int time_both(const kn_matmul_args *x)
         return 0;
     memset(own.dst.data, 0, bytes);
     double overlay = 1e30, onednn = 1e30;
-    for (int i = 0; i < TRIES; i++) {
+    for (int i = 0; i < TRIES && (i == 0 || onednn < 1e30); i++) {
         const double a = seconds(kn_cpu_overlay()->run[KN_K_MATMUL], &own);
         const double b = seconds(kn_cpu_onednn.run[KN_K_MATMUL], &own);
         overlay = a < overlay ? a : overlay;
         onednn = b < onednn ? b : onednn;
     }
     kn_give(kn_device_memory(KN_CPU), own.dst.data, bytes, KN_MEM_WORKSPACE);
+    if (onednn == 1e30 || overlay == 1e30)
+        return 0;
     return onednn < FASTER * overlay ? ONEDNN : OVERLAY;
 }
 
+/* 0: it is still to be timed, by another product of this kind. */
 static int look_up(const kind *of, const kn_matmul_args *x)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -115,10 +118,12 @@ static int look_up(const kind *of, const kn_matmul_args *x)
     int answer = 0;
     if (kn_choice_find(key, value))
         answer = strcmp(value, "oneDNN") == 0 ? ONEDNN : strcmp(value, "own") == 0 ? OVERLAY : 0;
-    if (!answer && kn_tuning() && (answer = time_both(x)))
+    if (!answer && !kn_tuning())
+        answer = OVERLAY;
+    else if (!answer && (answer = time_both(x)))
         kn_choice_keep(key, answer == ONEDNN ? "oneDNN" : "own");
     pthread_mutex_unlock(&lock);
-    return answer ? answer : OVERLAY;
+    return answer;
 }
 
 /* ---- the entry ------------------------------------------------------------------------------- */
