@@ -15,11 +15,15 @@
 #include "kernels/cpu/onednn.h"
 #include "kernels/trace.h"
 
-#include <cpuid.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#ifdef KN_HAVE_X86
+#include <cpuid.h>
+#else
+#include <sys/utsname.h>
+#endif
 
 enum {
     FEW = 4,    /* rows: the overlay reads the right operand once, at the memory's speed */
@@ -35,8 +39,10 @@ enum {
 static char cpu[160]; /* how keys of choices begin */
 static pthread_once_t cpu_once = PTHREAD_ONCE_INIT;
 
-static void find_cpu(void)
+/* Elsewhere than on x86 the architecture alone. */
+static void describe_cpu(char *text, size_t size)
 {
+#ifdef KN_HAVE_X86
     unsigned a = 0, b = 0, c = 0, d = 0, most;
     char vendor[13] = "";
     __get_cpuid(0, &most, &b, &c, &d);
@@ -47,8 +53,18 @@ static void find_cpu(void)
         model += (a >> 16 & 15) << 4;
     if (family == 15)
         family += a >> 20 & 255;
-    snprintf(cpu, sizeof cpu, "CPU %s family %u model %u, %s, %s, ", vendor, family, model,
-             kn_cpu_isa(), kn_cpu_libraries());
+    snprintf(text, size, "%s family %u model %u", vendor, family, model);
+#else
+    struct utsname u;
+    snprintf(text, size, "%s", uname(&u) == 0 ? u.machine : "unknown");
+#endif
+}
+
+static void find_cpu(void)
+{
+    char text[80];
+    describe_cpu(text, sizeof text);
+    snprintf(cpu, sizeof cpu, "CPU %s, %s, %s, ", text, kn_cpu_isa(), kn_cpu_libraries());
 }
 
 static const char *cpu_key(void)
