@@ -166,7 +166,8 @@ typedef struct kn_copy_args {
     kn_array dst, src;
 } kn_copy_args;
 
-/* dst[i] = value + i * step, i the row-major index. Any dtype with arithmetic. */
+/* dst[i] = value + i * step, i the row-major index; value itself, also -0, where step is 0. Any
+ * dtype with arithmetic. */
 typedef struct kn_fill_args {
     kn_array dst;
     double value, step;

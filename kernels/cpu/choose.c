@@ -15,11 +15,15 @@
 #include "kernels/cpu/onednn.h"
 #include "kernels/trace.h"
 
-#include <cpuid.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#ifdef KN_HAVE_X86
+#include <cpuid.h>
+#else
+#include <sys/utsname.h>
+#endif
 
 enum {
     FEW = 4,    /* rows: the overlay reads the right operand once, at the memory's speed */
@@ -35,8 +39,10 @@ enum {
 static char cpu[160]; /* how keys of choices begin */
 static pthread_once_t cpu_once = PTHREAD_ONCE_INIT;
 
-static void find_cpu(void)
+/* Elsewhere than on x86 the architecture alone. */
+static void describe_cpu(char *text, size_t size)
 {
+#ifdef KN_HAVE_X86
     unsigned a = 0, b = 0, c = 0, d = 0, most;
     char vendor[13] = "";
     __get_cpuid(0, &most, &b, &c, &d);
@@ -47,8 +53,18 @@ static void find_cpu(void)
         model += (a >> 16 & 15) << 4;
     if (family == 15)
         family += a >> 20 & 255;
-    snprintf(cpu, sizeof cpu, "CPU %s family %u model %u, %s, %s, ", vendor, family, model,
-             kn_cpu_isa(), kn_cpu_libraries());
+    snprintf(text, size, "%s family %u model %u", vendor, family, model);
+#else
+    struct utsname u;
+    snprintf(text, size, "%s", uname(&u) == 0 ? u.machine : "unknown");
+#endif
+}
+
+static void find_cpu(void)
+{
+    char text[80];
+    describe_cpu(text, sizeof text);
+    snprintf(cpu, sizeof cpu, "CPU %s, %s, %s, ", text, kn_cpu_isa(), kn_cpu_libraries());
 }
 
 static const char *cpu_key(void)
@@ -83,7 +99,7 @@ static double seconds(kn_status (*run)(const void *), const kn_matmul_args *x)
     return run(x) == KN_DONE ? kn_now() - begin : 1e30;
 }
 
-/* Times both on the product that is asked for. 0: there is no memory for it. */
+/* Times both on the product that is asked for. 0: there is no memory for it, or oneDNN declines. */
 static int time_both(const kn_matmul_args *x)
 {
     kn_matmul_args own = *x;
@@ -94,16 +110,19 @@ static int time_both(const kn_matmul_args *x)
         return 0;
     memset(own.dst.data, 0, bytes);
     double overlay = 1e30, onednn = 1e30;
-    for (int i = 0; i < TRIES; i++) {
+    for (int i = 0; i < TRIES && (i == 0 || onednn < 1e30); i++) {
         const double a = seconds(kn_cpu_overlay()->run[KN_K_MATMUL], &own);
         const double b = seconds(kn_cpu_onednn.run[KN_K_MATMUL], &own);
         overlay = a < overlay ? a : overlay;
         onednn = b < onednn ? b : onednn;
     }
     kn_give(kn_device_memory(KN_CPU), own.dst.data, bytes, KN_MEM_WORKSPACE);
+    if (onednn == 1e30 || overlay == 1e30)
+        return 0;
     return onednn < FASTER * overlay ? ONEDNN : OVERLAY;
 }
 
+/* 0: it is still to be timed, by another product of this kind. */
 static int look_up(const kind *of, const kn_matmul_args *x)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -115,10 +134,12 @@ static int look_up(const kind *of, const kn_matmul_args *x)
     int answer = 0;
     if (kn_choice_find(key, value))
         answer = strcmp(value, "oneDNN") == 0 ? ONEDNN : strcmp(value, "own") == 0 ? OVERLAY : 0;
-    if (!answer && kn_tuning() && (answer = time_both(x)))
+    if (!answer && !kn_tuning())
+        answer = OVERLAY;
+    else if (!answer && (answer = time_both(x)))
         kn_choice_keep(key, answer == ONEDNN ? "oneDNN" : "own");
     pthread_mutex_unlock(&lock);
-    return answer ? answer : OVERLAY;
+    return answer;
 }
 
 /* ---- the entry ------------------------------------------------------------------------------- */

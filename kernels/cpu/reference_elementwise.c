@@ -37,7 +37,7 @@ kn_status kn_ref_fill(const void *args)
 {
     const kn_fill_args *a = args;
     for (kn_ref_walk w = kn_ref_walk_over(&a->dst, NULL); w.more; kn_ref_walk_next(&w))
-        kn_ref_set(&a->dst, w.off[0], a->value + (double)w.i * a->step);
+        kn_ref_set(&a->dst, w.off[0], a->step != 0 ? a->value + (double)w.i * a->step : a->value);
     return KN_DONE;
 }
 

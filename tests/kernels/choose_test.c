@@ -54,7 +54,7 @@ static const char *line_of_file(int number)
 
 typedef struct product {
     int64_t batch, M, N, K;
-    bool a_columns, b_columns, add, bias;
+    bool a_columns, b_columns, add, bias, gaps; /* gaps: between a's elements */
 } product;
 
 static kn_array matrix(int64_t batch, int64_t rows, int64_t columns, bool by_columns)
@@ -75,10 +75,12 @@ static const char *provider_of(product p, kn_array *dst)
     static char name[16];
     kn_matmul_args x = {
         .dst = matrix(p.batch, p.M, p.N, false),
-        .a = matrix(p.batch, p.M, p.K, p.a_columns),
+        .a = matrix(p.batch, p.M, p.K << p.gaps, p.a_columns),
         .b = matrix(p.batch, p.K, p.N, p.b_columns),
         .add = p.add,
     };
+    if (p.gaps)
+        x.a.shape[2] = p.K, x.a.stride[2] = 2;
     if (p.bias) {
         x.bias = matrix(1, 1, p.N, false);
         x.bias.ndim = 1, x.bias.shape[0] = p.N, x.bias.stride[0] = 1;
@@ -155,6 +157,21 @@ KN_TEST(choose, a_kind_is_timed_once)
     is_by((product){ 1, 40, 70, 256 }, "");
     KN_CHECK(line_of_file(4) && !line_of_file(5), "each is a kind of its own");
     KN_CHECK(strstr(kn_cpu_choices(), "timed when first met, 5 so far: "), "%s", kn_cpu_choices());
+    end();
+}
+
+KN_TEST(choose, what_onednn_declines_decides_nothing)
+{
+    if (!has_onednn())
+        return;
+    begin(true);
+    const product p = { 1, 40, 70, 520 };
+    const product declined = { 1, 40, 70, 520, .gaps = true };
+    KN_CHECK(is_by(declined, kn_cpu_isa()) && line_of_file(0) == NULL, "%s", line_of_file(0));
+    is_by(p, "");
+    is_by((product){ 1, 40, 70, 520, .a_columns = true }, "");
+    KN_CHECK(line_of_file(1) && !line_of_file(2), "both are timed");
+    KN_CHECK(is_by(declined, kn_cpu_isa()) && line_of_file(2) == NULL);
     end();
 }
 

@@ -72,6 +72,21 @@ OVERLAY(overlay_index, gather, GATHER, 0, overlay_cases(120))
     gather_case(c, i, arithmetic[i % 8], arithmetic[i % 8], false, false);
 }
 
+/* Slices that lie beside each other; memory goes on so behind the index. */
+OVERLAY(overlay_index, neighbours, INDEX_SELECT, 0, overlay_cases(96))
+{
+    const int64_t outer = 1 + i % 3, n = 9, count = 1 + i % 8, inner = i % 5 ? i % 5 : 70;
+    const kn_dtype t = arithmetic[i / 2 % 8];
+    kn_array index = case_array(c, i % 2 ? KN_I64 : KN_I32, DENSE, NORMAL, 1, &n);
+    for (int64_t k = 0; k < n; k++)
+        case_set(&index, k, (double)((k + i / 4) % n));
+    index.shape[0] = count;
+    kn_array src = case_array(c, t, DENSE, NORMAL, 3, (int64_t[]){ outer, n, inner });
+    kn_array dst = case_array(c, t, DENSE, NORMAL, 3, (int64_t[]){ outer, count, inner });
+    case_exact(c, &dst);
+    case_run(c, &(kn_index_select_args){ dst, src, index, 1 });
+}
+
 OVERLAY(overlay_index, scatter, SCATTER, 0, overlay_cases(800))
 {
     kn_dtype t = case_pick(c, 2) ? KN_F32 : arithmetic[i / 2 % 8];

@@ -24,7 +24,8 @@ OVERLAY(overlay, fill, FILL, 0, overlay_cases(160))
     case_shape(c, i);
     kn_array dst = case_output(c, arithmetic[i % 8], UNSET);
     case_exact(c, &dst);
-    kn_fill_args args = { dst, i % 3 ? 0.1 * i : 0, i % 2 ? 0.7 : 0 };
+    const double zero = i / 16 % 2 ? -0.0 : 0;
+    kn_fill_args args = { dst, i % 3 ? 0.1 * i : zero, i / 8 % 2 ? 0.7 : 0 };
     case_run(c, &args);
 }
 

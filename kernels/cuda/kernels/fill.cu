@@ -50,12 +50,11 @@ extern "C" kn_status kn_cuda_fill(const void *args)
     const kn_fill_args *a = (const kn_fill_args *)args;
     const kn_array *const arrays[] = { &a->dst };
     kn_dtype t = a->dst.dtype;
-    double value = a->value + 0.0 * a->step; /* -0 + 0 is 0 */
     if (!kn_dtype_is_arithmetic(t))
         return KN_DECLINED;
     if (a->step != 0)
-        return kn_each(arrays, range_op{ a->dst.data, t, value, a->step });
+        return kn_each(arrays, range_op{ a->dst.data, t, a->value, a->step });
     alignas(8) unsigned char bits[8];
-    kn_store_as(bits, t, 0, value);
+    kn_store_as(bits, t, 0, a->value);
     KN_SIZES(t, fill, a, bits);
 }
