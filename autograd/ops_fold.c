@@ -72,7 +72,7 @@ kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o)
         return NULL;
     const int64_t window = w.kernel[0] * w.kernel[1], count = w.count[0] * w.count[1];
     int64_t all;
-    if (H < 1 || W < 1 || y->ndim != 3 || y->shape[1] % window || y->shape[2] != count ||
+    if (y->ndim != 3 || y->shape[1] % window || y->shape[2] != count ||
         __builtin_mul_overflow(window, count, &all))
         return kn_fail_null("fold2d: y is %s; it needs [N, a multiple of %lld (elements of a "
                             "window), %lld (%lld x %lld windows)]",

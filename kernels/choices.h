@@ -10,7 +10,7 @@
  * is added by one write at the file's end: several processes may add to one file.
  *
  * Another choice gives other bits. So the file is read once a process, only a run of one rank times
- * and adds, and ranks compare what they read (fsdp/wrap.c). */
+ * and adds, and ranks compare what they read (fsdp/check.c). */
 #ifndef KNAP_KERNELS_CHOICES_H
 #define KNAP_KERNELS_CHOICES_H
 

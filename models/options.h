@@ -67,9 +67,11 @@ typedef struct kn_option {
     bool any;            /* INT and FLOAT: negative values are fine where min and max are 0 */
     const char *choices; /* CHOICE and NAME: "full_shard|no_shard" */
     const char *note;    /* shown by the help as the default instead of value ("one per core") */
-    const char *clashes; /* options that may not be given together with this one: "a|b" */
+    /* Options that may not be given together with this one: "a|b"; flags that are off may. */
+    const char *clashes;
     /* It does something only beside another option: one of "a|b" that is set, or "a" with a value
-     * of "a=x|y". Else to give it is an error (kn_options_check). */
+     * of "a=x|y". Else to give it is an error (kn_options_check), unless it is off or 0 as it would
+     * be anyway. */
     const char *with;
     kn_option_scope of;
     bool only_read; /* PATH: the program writes nothing there, so a checkpoint may name it */

@@ -9,16 +9,31 @@
 
 /* ---- of one rank ---------------------------------------------------------------------------- */
 
+/* Whether it is there, and no flag that is off, nor 0. */
+static bool is_on(const kn_options *o, int i)
+{
+    const char *text = i < 0 ? NULL : o->values[i].text;
+    const kn_option_kind kind = text ? o->table[i].kind : KN_OPTION_HEADING;
+    return text && (kind == KN_OPTION_FLAG                             ? strcmp(text, "false") != 0
+                    : kind == KN_OPTION_INT || kind == KN_OPTION_FLOAT ? strtod(text, NULL) != 0
+                                                                       : *text != 0);
+}
+
+bool kn_option_asks(const kn_options *o, int i)
+{
+    return i >= 0 && o->values[i].origin == KN_VALUE_GIVEN &&
+           (o->table[i].kind != KN_OPTION_FLAG || is_on(o, i));
+}
+
 bool kn_options_check_clashes(const kn_options *o)
 {
     char other[64];
-    for (int i = 0; i < o->count; i++) {
-        const bool given = o->values[i].origin == KN_VALUE_GIVEN;
-        for (const char *list = o->table[i].clashes; given && kn_next_word(&list, other);)
-            if (kn_options_given(o, other))
+    for (int i = 0; i < o->count; i++)
+        for (const char *list = kn_option_asks(o, i) ? o->table[i].clashes : NULL;
+             kn_next_word(&list, other);)
+            if (kn_option_asks(o, kn_options_find(o, other, strlen(other))))
                 return kn_fail("--%s and --%s contradict each other; give one of them",
                                o->table[i].name, other);
-    }
     return true;
 }
 
@@ -31,14 +46,9 @@ static bool is_of_use(const kn_options *o, const char *with)
         const int i = kn_options_find(o, with, n);
         return i >= 0 && o->values[i].text && kn_is_listed(with + n + 1, o->values[i].text);
     }
-    while (kn_next_word(&with, word)) {
-        const int i = kn_options_find(o, word, strlen(word));
-        const char *text = i < 0 ? NULL : o->values[i].text;
-        char *end = NULL;
-        const double number = text ? strtod(text, &end) : 0;
-        if (text && *text && strcmp(text, "false") != 0 && (*end || number != 0))
+    while (kn_next_word(&with, word))
+        if (is_on(o, kn_options_find(o, word, strlen(word))))
             return true;
-    }
     return false;
 }
 
@@ -49,7 +59,8 @@ bool kn_options_check(const kn_options *o)
     for (int i = 0; i < o->count && !o->help; i++) {
         const kn_option *p = &o->table[i];
         char shown[160] = "", word[64];
-        if (o->values[i].origin != KN_VALUE_GIVEN || !p->with || is_of_use(o, p->with))
+        const bool asks = o->values[i].origin == KN_VALUE_GIVEN && (p->value || is_on(o, i));
+        if (!asks || !p->with || is_of_use(o, p->with))
             continue;
         const bool values = strchr(p->with, '=') != NULL;
         for (const char *list = p->with; kn_next_word(&list, word);) {

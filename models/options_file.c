@@ -245,12 +245,11 @@ static void mark_fixed(reader *r)
     const kn_options *o = r->o;
     char other[64];
     for (int i = 0; i < o->count; i++) {
-        const bool given = o->values[i].origin == KN_VALUE_GIVEN;
-        r->fixed[i] |= given;
+        r->fixed[i] |= o->values[i].origin == KN_VALUE_GIVEN;
         for (const char *list = o->table[i].clashes; kn_next_word(&list, other);) {
             const int j = kn_options_find(o, other, strlen(other));
-            r->fixed[i] |= j >= 0 && o->values[j].origin == KN_VALUE_GIVEN;
-            if (j >= 0 && given)
+            r->fixed[i] |= kn_option_asks(o, j);
+            if (j >= 0 && kn_option_asks(o, i))
                 r->fixed[j] = true;
         }
     }

@@ -54,6 +54,8 @@ static inline bool kn_option_chooses(const kn_option *p)
  * has a word. */
 bool kn_next_word(const char **at, char word[64]);
 bool kn_is_listed(const char *list, const char *word);
+/* Whether the command line or a file of options asks for row i: not by a flag that is off. */
+bool kn_option_asks(const kn_options *o, int i);
 
 /* kn_options_command for options of these scopes, a bit each. */
 char *kn_options_words(kn_options *o, unsigned scopes);

@@ -105,4 +105,9 @@ KN_TEST(select, errors)
             "fold2d: y is f32[1,2,3]; it needs [N, a multiple");
     REFUSED(kn_fold2d(image, 3, 3, .kernel = 9), "fold2d: kernel 9, stride 1");
     REFUSED(kn_fold2d(image, INT64_MAX, 3, .kernel = 1), "fold2d: kernel 1");
+    REFUSED(kn_fold2d(image, -1, 3, .kernel = 2, .pad = 2), "fold2d: kernel 2");
+    /* windows that lie in the pad alone */
+    kn_tensor *empty =
+        kn_fold2d(kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 4, 4)), 0, 3, .kernel = 2, .pad = 1);
+    KN_CHECK(empty && kn_size(empty, 2) == 0 && kn_size(empty, 3) == 3);
 }

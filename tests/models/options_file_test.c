@@ -23,7 +23,7 @@ static const kn_option table[] = {
     { "note", KN_OPTION_STRING, offsetof(config, note), NULL, "a remark" },
     { "once", KN_OPTION_STRING, offsetof(config, once), NULL, "", .of = KN_OF_ONCE },
     { "bytes", KN_OPTION_STRING, offsetof(config, bytes), NULL, "" },
-    { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), NULL, "" },
+    { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), NULL, "", .clashes = "log" },
     { "flip", KN_OPTION_FLAG, offsetof(config, flip), "true", "" },
     { "strategy", KN_OPTION_CHOICE, offsetof(config, strategy), NULL, "",
       .choices = "full_shard|no_shard" },
@@ -90,6 +90,13 @@ KN_TEST(options_file, command_line_wins)
     kn_options_free(o);
     KN_CHECK(!load(&c, NULL, "log = 'x'\nnote = 'y'", 20));
     KN_CHECK_ERROR("--log and --note contradict each other");
+    /* what is off contradicts nothing */
+    o = load(&c, (const char *const[]){ "--no-recompute", NULL }, "log = 'x'", 9);
+    KN_CHECK(o && c.log && strcmp(c.log, "x") == 0 && !c.recompute, "%s", kn_error());
+    kn_options_free(o);
+    o = load(&c, NULL, "recompute = false\nlog = 'x'", 27);
+    KN_CHECK(o && c.log && !c.recompute, "%s", kn_error());
+    kn_options_free(o);
     remove_temp();
 }
 

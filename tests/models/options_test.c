@@ -181,21 +181,29 @@ KN_TEST(options, beside_others)
         { "out", KN_OPTION_PATH, offsetof(config, out), .clashes = "note|data" },
         { "note", KN_OPTION_STRING, offsetof(config, note) },
         { "data", KN_OPTION_PATH, offsetof(config, data) },
+        { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), .clashes = "prefetch",
+          .with = "data" },
         { 0 },
     };
     static const char *const cases[][3] = {
         { "--shift=1", NULL, "--shift is for --log or --steps or --prefetch; give that as well" },
         { "--shift=1", "--steps=0", "--shift is for --log" },
         { "--shift=1", "--no-prefetch", "--shift is for --log" },
+        { "--shift=0", NULL, NULL },
         { "--shift=1", "--steps=2", NULL },
         { "--shift=1", "--prefetch", NULL },
         { "--log=x", "--shift=0", NULL },
+        { "--log=0", "--shift=1", NULL }, /* a path as any other */
+        { "--log=false", "--shift=1", NULL },
         { "--lr=1", NULL, "--lr is for --model adamw or muon; give that as well" },
         { "--lr=1", "--model=sgd", "--lr is for --model adamw or muon" },
         { "--lr=1", "--model=muon", NULL },
         { "--out=x", "--note=y", "--out and --note contradict each other" },
         { "--data=x", "--out=y", "--out and --data contradict each other" },
         { "--data=x", "--note=y", NULL },
+        { "--recompute", "--prefetch", "--recompute and --prefetch contradict each other" },
+        { "--no-recompute", "--prefetch", NULL }, /* off, it asks for nothing */
+        { "--recompute", "--no-prefetch", "--recompute is for --data" },
         { "--lr=1", "--help", NULL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
