@@ -103,11 +103,10 @@ static void compare(int64_t rows, layer l, int64_t blocks, int rounds, double to
 
 int main(int argc, char **argv)
 {
-    args_begin(
-        argc, argv,
-        "f32 products by Knap's kernels and by oneDNN: [--rows N] [--channels N] [--vocab N] "
-        "[--blocks N] [--rounds N] [--threads N]",
-        0);
+    args_begin(argc, argv,
+               "f32 products by Knap's kernels and oneDNN's: [--rows N] [--channels N] [--vocab N] "
+               "[--blocks N] [--rounds N] [--threads N]",
+               0);
     const int64_t rows = number(argc, argv, "--rows", 256);
     const int64_t C = number(argc, argv, "--channels", 768);
     const int64_t vocab = number(argc, argv, "--vocab", 50257);
