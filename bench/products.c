@@ -1,6 +1,5 @@
 /* bench/products.c: f32 products of the CPU by Knap's vector kernels and by oneDNN, in turns: which
- * of the two this processor prefers. kernels/cpu/choose.c has the rule, and KNAP_TUNE=1 times for
- * oneself.
+ * of the two this processor prefers. A run with KNAP_TUNE=1 chooses so (kernels/cpu/choose.c).
  *
  *   bench_products [--rows 256] [--channels 768] [--vocab 50257] [--blocks 12] [--rounds 5]
  *                  [--threads N]
@@ -132,8 +131,10 @@ int main(int argc, char **argv)
         compare(rows, layers[i], blocks, (int)rounds, total);
     if (vocab > 0)
         compare(rows, (layer){ C, vocab }, 1, (int)rounds, total);
-    printf("all: %.1f ms to %.1f: %.2f\n", 1e3 * total[0], 1e3 * total[1], total[1] / total[0]);
-    if (!kn_ok())
+    if (!kn_ok()) {
         fprintf(stderr, "bench_products: %s\n", kn_error());
-    return !kn_ok();
+        return 1;
+    }
+    printf("all: %.1f ms to %.1f: %.2f\n", 1e3 * total[0], 1e3 * total[1], total[1] / total[0]);
+    return 0;
 }

@@ -14,10 +14,10 @@
 typedef struct kn_schedule_state kn_schedule_state;
 
 typedef enum kn_unit_state {
-    KN_UNIT_IDLE = 0,     /* between steps */
-    KN_UNIT_FORWARD,      /* inside its forward */
-    KN_UNIT_PRE_BACKWARD, /* its backward has begun */
-    KN_UNIT_LATE, /* its gradients came out of turn: they are reduced at the end of backward */
+    KN_UNIT_IDLE = 0,      /* between steps */
+    KN_UNIT_FORWARD,       /* inside its forward */
+    KN_UNIT_PRE_BACKWARD,  /* its backward has begun */
+    KN_UNIT_LATE,          /* its gradients came out of turn: reduced at the end of backward */
     KN_UNIT_POST_BACKWARD, /* its gradients are reduced or on their way */
 } kn_unit_state;
 

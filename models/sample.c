@@ -1,10 +1,10 @@
 /* models/sample.c: choosing tokens from logits. Computed on the host in double, so that equal
  * logits give equal text everywhere. */
 #include "models/sample.h"
-#include "data/data.h"
 #include "kernels/error_internal.h"
-#include "models/tokens/tokens.h"
 
+#include "data/data.h"
+#include "kernels/memory_internal.h"
 #include <math.h>
 #include <string.h>
 
@@ -13,31 +13,42 @@ typedef struct candidate {
     int64_t id;
 } candidate;
 
-/* Candidates in their order, as far as they were asked for: the likeliest first, equal ones by id.
- * Of a vocabulary few are asked for, so sorting all of it would be the most of kn_sample's time. */
+/* Likeliest first, equal ones by id: a unique order. */
+static bool comes_before(const candidate *x, const candidate *y)
+{
+    return x->weight > y->weight || (x->weight == y->weight && x->id < y->id);
+}
+
+/* c[i] and what lies below it become a heap, whose first comes before all others. */
+static void sink(candidate *c, int64_t n, int64_t i)
+{
+    const candidate x = c[i];
+    for (int64_t k; (k = 2 * i + 1) < n; i = k) {
+        k += k + 1 < n && comes_before(&c[k + 1], &c[k]);
+        if (comes_before(&x, &c[k]))
+            break;
+        c[i] = c[k];
+    }
+    c[i] = x;
+}
+
+/* Candidates in their order, as far as they were asked for: of a vocabulary few are, so sorting all
+ * of it would be the most of kn_sample's time. */
 typedef struct ranking {
-    kn_heap heap; /* of those not yet asked for */
-    candidate *c; /* [count]: the others, in their order, are the first `taken` */
+    candidate *c; /* a heap of those not yet asked for, then the others, the first one last */
     int64_t count, taken;
 } ranking;
 
 static const candidate *ranked(ranking *r, int64_t place)
 {
     for (; r->taken <= place; r->taken++) {
-        const struct kn_waiting first = kn_heap_pop(&r->heap);
-        const uint64_t bits = ~first.key;
-        r->c[r->taken].id = (int64_t)first.place;
-        memcpy(&r->c[r->taken].weight, &bits, sizeof bits);
+        const int64_t last = r->count - 1 - r->taken;
+        const candidate first = r->c[0];
+        r->c[0] = r->c[last];
+        sink(r->c, last, 0);
+        r->c[last] = first;
     }
-    return &r->c[place];
-}
-
-/* Of numbers of at least 0 the larger has the larger bits. */
-static bool add_candidate(ranking *r, double weight, int64_t id)
-{
-    uint64_t bits;
-    memcpy(&bits, &weight, sizeof bits);
-    return kn_heap_push(&r->heap, (struct kn_waiting){ ~bits, (uint64_t)id, NULL });
+    return &r->c[r->count - 1 - place];
 }
 
 /* A logit of -infinity has no chance. */
@@ -104,17 +115,18 @@ int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o
     int64_t best = likeliest(logits, vocab);
     if (best < 0 || o->temperature <= 0)
         return best;
-    ranking r = { .c = kn_host_alloc((size_t)vocab * sizeof *r.c), .count = vocab };
+    candidate *c = kn_host_alloc((size_t)vocab * sizeof *c);
+    if (!c)
+        return -1;
     double all = 0;
-    bool ok = r.c != NULL;
-    for (int64_t i = 0; ok && i < vocab; i++) {
-        const double z = ((double)logits[i] - logits[best]) / o->temperature,
-                     weight = isfinite(logits[i]) ? exp(z) : 0;
-        ok = add_candidate(&r, weight, i);
-        all += weight;
+    for (int64_t i = 0; i < vocab; i++) {
+        const double z = ((double)logits[i] - logits[best]) / o->temperature;
+        c[i] = (candidate){ isfinite(logits[i]) ? exp(z) : 0, i };
+        all += c[i].weight;
     }
-    const int64_t id = ok ? draw(&r, all, o, index) : -1;
-    kn_host_free(r.heap.list);
-    kn_host_free(r.c);
+    for (int64_t i = vocab / 2 - 1; i >= 0; i--)
+        sink(c, vocab, i);
+    const int64_t id = draw(&(ranking){ c, vocab, 0 }, all, o, index);
+    kn_host_free(c);
     return id;
 }

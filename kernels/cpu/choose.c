@@ -92,14 +92,14 @@ static int log_of(int64_t n)
     return log;
 }
 
-/* dst on memory of its own: a product that adds must be added once only. */
 static double seconds(kn_status (*run)(const void *), const kn_matmul_args *x)
 {
     const double begin = kn_now();
     return run(x) == KN_DONE ? kn_now() - begin : 1e30;
 }
 
-/* Times both on the product that is asked for. 0: there is no memory for it, or oneDNN declines. */
+/* Times both on the product that is asked for, into memory of its own: a product that adds must be
+ * added once only. 0: there is no memory for it, or oneDNN declines. */
 static int time_both(const kn_matmul_args *x)
 {
     kn_matmul_args own = *x;

@@ -124,7 +124,7 @@ static int64_t workspace_floats(const product *p, int threads)
 /* Asks for the source of rows [m, m + n) of a block. */
 VEC_INLINE void left_prefetch(const product *p, const block *b, int64_t m, int64_t n)
 {
-    const int64_t step = 64 / (p->t == KN_F32 ? 4 : 2);
+    const int64_t step = 64 / v_size(p->t);
     for (int64_t i = 0; i < n && p->ak == 1; i++)
         for (int64_t k = 0; k < b->kb; k += step)
             __builtin_prefetch(gemm_at(p->a, p->t, (m + i) * p->am + b->k + k));
