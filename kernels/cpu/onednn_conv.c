@@ -263,10 +263,10 @@ static bool weight_meets_nothing(const kn_conv_key *k)
 }
 
 /* Whether oneDNN 2.6 gets such a call wrong in bf16, with AVX-512 or AMX. Gradients of weights come
- * of memory that nothing wrote, some of it beyond the scratch, where a weight meets nothing, where y
- * is one column and a stride leaves out others, and of channels-last images where the kernel's rows
- * lie apart and the channels fill no vector. Gradients of channels-last images by a kernel of 1 x 1
- * are wrong where y's channels are odd in number. */
+ * of memory that nothing wrote, some of it beyond the scratch, where a weight meets nothing, where
+ * y is one column and a stride leaves out others, and of channels-last images where the kernel's
+ * rows lie apart and the channels fill no vector. Gradients of channels-last images by a kernel of
+ * 1 x 1 are wrong where y's channels are odd in number. */
 static bool is_wrong_in_bf16(const kn_conv_key *k)
 {
     const bool last = k->x_last || k->y_last;
