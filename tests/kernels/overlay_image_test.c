@@ -121,22 +121,31 @@ OVERLAY(overlay_image, conv_grad_w_of_few_channels, CONV_GRAD_W, 5100, overlay_c
     case_run(c, &a);
 }
 
-/* Weights of channels-last images whose channels fill no vector, with steps between their rows; or
- * one column of positions, beside which a stride leaves others. */
+/* Weights of channels-last images whose channels fill no vector, with steps between their rows. */
 OVERLAY(overlay_image, conv_grad_w_of_wide_steps, CONV_GRAD_W, 5200, overlay_cases(24))
 {
-    const bool column = i % 3 == 2, last = !column || case_pick(c, 2);
-    const int64_t C = 1 + case_pick(c, 40), O = 8 + case_pick(c, 60), S = column ? 1 : 2;
-    const int64_t H = 5 + case_pick(c, 9), W = column ? 1 + case_pick(c, 2) : 26 + case_pick(c, 8);
-    kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, column ? 2 : 1 }, .dilation = { 1, 1 } };
-    a.dilation[0] += !column;
-    const int64_t P = positions(H, 2, 0, 1, a.dilation[0]), Q = positions(W, S, 0, a.stride[1], 1);
+    const int64_t C = 1 + case_pick(c, 40), O = 8 + case_pick(c, 60);
+    const int64_t H = 5 + case_pick(c, 9), W = 26 + case_pick(c, 8);
     const kn_dtype t = i % 2 ? case_float(c) : KN_BF16;
-    const int64_t xs[4] = { 2, C, H, W }, ys[4] = { 2, O, P, Q };
-    a.dy = last ? image_last(c, t, NORMAL, ys) : case_array(c, t, DENSE, NORMAL, 4, ys);
-    a.x = last ? image_last(c, t, NORMAL, xs) : case_array(c, t, DENSE, NORMAL, 4, xs);
-    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, 2, S });
-    case_close(c, &a.dw, sum_error(2 * P * Q));
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 2, 1 } };
+    a.dy = image_last(c, t, NORMAL, (int64_t[]){ 2, O, H - 2, W - 1 });
+    a.x = image_last(c, t, NORMAL, (int64_t[]){ 2, C, H, W });
+    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, 2, 2 });
+    case_close(c, &a.dw, sum_error(2 * H * W));
+    case_run(c, &a);
+}
+
+/* Weights of one column, with a stride that reaches beyond it. */
+OVERLAY(overlay_image, conv_grad_w_of_one_column, CONV_GRAD_W, 5250, overlay_cases(24))
+{
+    const int64_t C = 1 + case_pick(c, 8), O = 16 * (1 + case_pick(c, 4)), K = 1 + case_pick(c, 3);
+    const int64_t P = 1 + case_pick(c, 9), H = 2 * (P - 1) + K;
+    const kn_dtype t = i % 2 ? case_float(c) : KN_BF16;
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { 2, 2 }, .dilation = { 1, 1 } };
+    a.dy = case_array(c, t, DENSE, NORMAL, 4, (int64_t[]){ 2, O, P, 1 });
+    a.x = case_array(c, t, DENSE, NORMAL, 4, (int64_t[]){ 2, C, H, 1 });
+    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, K, 1 });
+    case_close(c, &a.dw, sum_error(2 * P));
     case_run(c, &a);
 }
 
