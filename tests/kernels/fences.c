@@ -1,11 +1,12 @@
 /* tests/kernels/fences.c: memory of the CPU with fences around each block, so that a kernel, or a
- * library below it, which writes outside of its scratch is seen at once. */
+ * library below it, which writes outside of its scratch is seen at once. A block holds NaN at
+ * first: results show where one is read that nothing wrote. */
 #include "tests/kernels/fences.h"
 
 #include <pthread.h>
 #include <string.h>
 
-enum { FENCE = 1024, MARK = 0x5a, BLOCKS = 256 };
+enum { FENCE = 1024, MARK = 0x5a, UNWRITTEN = 0xff, BLOCKS = 256 };
 
 static struct {
     pthread_mutex_t lock;
@@ -39,6 +40,7 @@ static void *take(kn_memory *self, size_t bytes)
         return NULL;
     }
     memset(p, MARK, FENCE);
+    memset(p + FENCE, UNWRITTEN, bytes);
     memset(p + FENCE + bytes, MARK, FENCE);
     return p + FENCE;
 }

@@ -8,7 +8,7 @@
 
 #include <stdarg.h>
 
-enum { ARENA = 48 << 20, FILL = 0x7b };
+enum { ARENA = 48 << 20, FILL = 0xff /* NaN in every float dtype */ };
 
 static unsigned char *arena, *before, *truth, *want, *got;
 static int ran[KN_MAX_PROVIDERS], declined[KN_MAX_PROVIDERS];
@@ -210,12 +210,13 @@ kn_array case_array(overlay_case *c, kn_dtype dtype, layout l, values v, int ndi
                                          "/strided", "/one row", "/one column", "/one element" };
     char text[128];
     kn_array a = kn_array_make(NULL, dtype, ndim, shape);
+    /* three elements behind it stay NaN, so that results show where one is read */
     int64_t span = lay_out(&a, l) + 3, size = (int64_t)kn_dtype_size(dtype);
     size_t align = (64 - c->used % 64) % 64;
     case_bytes(c, align < 16 ? align + 56 : align - 8); /* to a multiple of 64, with a gap */
     a.data = (char *)case_bytes(c, (size_t)(span * size)) + (l == OFFSET ? size : 0);
     if (v != UNSET)
-        for (int64_t i = 0; i < span - (l == OFFSET); i++)
+        for (int64_t i = 0; i < span - 3; i++)
             case_set(&a, i, value(c, dtype, v));
     case_note(c, " %s%s", kn_array_describe(&a, text, sizeof text), names[l]);
     return a;

@@ -121,6 +121,48 @@ OVERLAY(overlay_image, conv_grad_w_of_few_channels, CONV_GRAD_W, 5100, overlay_c
     case_run(c, &a);
 }
 
+/* Weights of channels-last images whose channels fill no vector, with steps between their rows. */
+OVERLAY(overlay_image, conv_grad_w_of_wide_steps, CONV_GRAD_W, 5200, overlay_cases(24))
+{
+    const int64_t C = 1 + case_pick(c, 40), O = 8 + case_pick(c, 60);
+    const int64_t H = 5 + case_pick(c, 9), W = 26 + case_pick(c, 8);
+    const kn_dtype t = i % 2 ? case_float(c) : KN_BF16;
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 2, 1 } };
+    a.dy = image_last(c, t, NORMAL, (int64_t[]){ 2, O, H - 2, W - 1 });
+    a.x = image_last(c, t, NORMAL, (int64_t[]){ 2, C, H, W });
+    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, 2, 2 });
+    case_close(c, &a.dw, sum_error(2 * H * W));
+    case_run(c, &a);
+}
+
+/* Weights of one column, with a stride that reaches beyond it. */
+OVERLAY(overlay_image, conv_grad_w_of_one_column, CONV_GRAD_W, 5250, overlay_cases(24))
+{
+    const int64_t C = 1 + case_pick(c, 8), O = 16 * (1 + case_pick(c, 4)), K = 1 + case_pick(c, 3);
+    const int64_t P = 1 + case_pick(c, 9), H = 2 * (P - 1) + K;
+    const kn_dtype t = i % 2 ? case_float(c) : KN_BF16;
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { 2, 2 }, .dilation = { 1, 1 } };
+    a.dy = case_array(c, t, DENSE, NORMAL, 4, (int64_t[]){ 2, O, P, 1 });
+    a.x = case_array(c, t, DENSE, NORMAL, 4, (int64_t[]){ 2, C, H, 1 });
+    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, K, 1 });
+    case_close(c, &a.dw, sum_error(2 * P));
+    case_run(c, &a);
+}
+
+/* 1 x 1, of an odd number of channels. */
+OVERLAY(overlay_image, conv_grad_x_of_odd_channels, CONV_GRAD_X, 5300, overlay_cases(24))
+{
+    const int64_t C = 1 + case_pick(c, 40), O = 3 + 2 * case_pick(c, 30), N = 1 + case_pick(c, 2);
+    const int64_t H = 3 * (1 + case_pick(c, 3)), W = 10 * (1 + case_pick(c, 4));
+    const kn_dtype t = i % 2 ? case_float(c) : KN_BF16;
+    kn_conv_grad_x_args a = { .groups = 1, .stride = { 1, 1 }, .dilation = { 1, 1 } };
+    a.dy = image_last(c, t, NORMAL, (int64_t[]){ N, O, H, W });
+    a.w = image(c, t, NORMAL, (int64_t[]){ O, C, 1, 1 });
+    a.dx = image_last(c, t, UNSET, (int64_t[]){ N, C, H, W });
+    case_close(c, &a.dx, sum_error(O));
+    case_run(c, &a);
+}
+
 /* Few positions and many channels: pieces of channels. 1 x 1: a product, also with a stride. */
 OVERLAY(overlay_image, conv_grad_w_of_many_channels, CONV_GRAD_W, 6000, overlay_cases(40))
 {

@@ -195,7 +195,7 @@ OVERLAY(overlay_optim, loss_scale, LOSS_SCALE, 0, overlay_cases(60))
 {
     kn_array max = case_vector(c, KN_F32, POSITIVE, 1),
              carried = case_vector(c, KN_F32, POSITIVE, 1);
-    kn_array words = case_vector(c, KN_I64, NORMAL, 5), step = case_vector(c, KN_F32, NORMAL, 5);
+    kn_array words = case_vector(c, KN_I64, NORMAL, 5), step = case_vector(c, KN_F64, NORMAL, 6);
     kn_loss_scale_state *state = words.data;
     state->scale = 1 + (double)case_pick(c, 1000) / 7;
     state->good = case_pick(c, 4);

@@ -131,6 +131,31 @@ KN_TEST(vec, short_rows_that_repeat)
     kn_set_threads(1);
 }
 
+/* Every element of a row as it is alone, NaN too: a vector with a quotient beyond 2^23 is divided
+ * element by element. */
+KN_TEST(vec, remainders_do_not_depend_on_their_neighbours)
+{
+    static const float special[] = { NAN, -NAN, INFINITY, -INFINITY, 0, -0.0f, 1e30f, -1e30f };
+    static const kn_binary kinds[] = { KN_FMOD, KN_REMAINDER, KN_FLOOR_DIVIDE };
+    enum { N = 1000 };
+    float *a = numbers(N, 1), *b = numbers(N, 2), *row = numbers(N, 3), alone;
+    for (int i = 0; i < N; i += 3)
+        a[i] = special[i / 3 % 8], b[i / 2] = special[i / 5 % 8];
+    for (int k = 0; k < 3; k++) {
+        KN_LAUNCH(stream(), KN_K_BINARY,
+                  (kn_binary_args){ array(row, 1, N), array(a, 1, N), array(b, 1, N), kinds[k] });
+        for (int i = 0; i < N; i++) {
+            KN_LAUNCH(stream(), KN_K_BINARY,
+                      (kn_binary_args){ array(&alone, 1, 1), array(a + i, 1, 1), array(b + i, 1, 1),
+                                        kinds[k] });
+            KN_CHECK(memcmp(&alone, row + i, sizeof alone) == 0,
+                     "%s of %g and %g: %g in a row, %g alone", kn_binary_row(kinds[k])->name, a[i],
+                     b[i], row[i], alone);
+        }
+    }
+    free(a), free(b), free(row);
+}
+
 /* Large enough for stores that bypass the cache, at an odd address, with a tail. */
 KN_TEST(vec, sum_n_streams)
 {

@@ -93,7 +93,7 @@ KN_FORMULA v_fmod(vf a, vf b)
         return v_copysign(v_sel(v_lt(rest, v_zero()), rest + size, rest), a);
 #endif
     for (int i = 0; i < KN_VW; i++)
-        a[i] = fmodf(a[i], b[i]);
+        a[i] = copysignf(fmodf(a[i], b[i]), a[i]); /* the sign of NaN, too */
     return a;
 }
 
