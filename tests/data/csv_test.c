@@ -112,12 +112,12 @@ KN_TEST(csv, missing_values)
         KN_CHECK(!isnan(a[i]) == (i == 0) && !isnan(b[i]) == (i >= 3), "row %d: %g %g", i, a[i],
                  b[i]);
     kn_csv_free(&t);
-    KN_CHECK(!kn_csv_read(path, &t, .fill_missing = true, .fill = NAN, .dtype = KN_I32));
-    KN_CHECK_ERROR(":2, column 2 (b): '' is missing, and its column can't hold .fill");
-    KN_CHECK(!kn_csv_read(path, &t));
-    KN_CHECK_ERROR("table.csv:2, column 2 (b): '' is a missing value; .fill_missing");
-    KN_CHECK(!kn_csv_read(path, &t, .fill_missing = true, .fill = 0.5, .dtype = KN_I64));
-    KN_CHECK_ERROR(":2, column 2 (b): '' is missing, and its column can't hold .fill");
+    REFUSED(kn_csv_read(path, &t, .fill_missing = true, .fill = NAN, .dtype = KN_I32),
+            ":2, column 2 (b): '' is missing, and its column can't hold .fill");
+    REFUSED(kn_csv_read(path, &t),
+            "table.csv:2, column 2 (b): '' is a missing value; .fill_missing");
+    REFUSED(kn_csv_read(path, &t, .fill_missing = true, .fill = 0.5, .dtype = KN_I64),
+            ":2, column 2 (b): '' is missing, and its column can't hold .fill");
     remove_temp();
 }
 
@@ -175,8 +175,7 @@ KN_TEST(csv, errors)
         KN_CHECK(!t.x && !t.y && !t.name && t.rows == 0);
         kn_clear_error();
     }
-    KN_CHECK(!kn_csv_read(temp_path("none.csv"), &t));
-    KN_CHECK_ERROR("cannot open the table");
+    REFUSED(kn_csv_read(temp_path("none.csv"), &t), "cannot open the table");
     KN_CHECK(kn_live_tensors() == live);
     remove_temp();
 }
@@ -219,8 +218,8 @@ KN_TEST(csv, a_huge_line)
     kn_csv_free(&t);
     p[-1] = '9';
     memset(p, '9', 1000); /* a number that is too long for one */
-    KN_CHECK(!kn_csv_read(write_temp("table.csv", text, (size_t)(p - text) + 1000), &t));
-    KN_CHECK_ERROR("table.csv:2, column 30000 (column 30000): '7999");
+    REFUSED(kn_csv_read(write_temp("table.csv", text, (size_t)(p - text) + 1000), &t),
+            "table.csv:2, column 30000 (column 30000): '7999");
     free(text);
     remove_temp();
 }

@@ -423,6 +423,6 @@ KN_TEST(faults, options)
             .field = { { KN_F32, 2, { 1, -1 } } });
     REFUSES("field 0 has size 4611686018427387904 in dim 0", .samples = 13, .batch = 1,
             .field = { { KN_F64, 1, { big } } });
-    KN_CHECK(!kn_loader_new(NULL, NULL, NULL, .samples = 13, NUMBERS, .batch = 1));
-    KN_CHECK_ERROR("the function that fills samples is NULL");
+    REFUSED(kn_loader_new(NULL, NULL, NULL, .samples = 13, NUMBERS, .batch = 1),
+            "the function that fills samples is NULL");
 }

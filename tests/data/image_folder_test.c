@@ -127,8 +127,8 @@ KN_TEST(image_folder, images_that_can_not_be_read)
                 KN_CHECK(!b.x);
                 KN_CHECK_ERROR("cannot read the image");
             }
-            KN_CHECK(!kn_image_set_image(s, 3));
-            KN_CHECK_ERROR("train/dog/0.png: libpng says: the file is cut short");
+            REFUSED(kn_image_set_image(s, 3),
+                    "train/dog/0.png: libpng says: the file is cut short");
             kn_scope_end(scope);
             kn_loader_free(l);
             kn_image_set_free(s);
@@ -145,14 +145,13 @@ KN_TEST(image_folder, limits)
     KN_CHECK(kn_image_set_image(s, 1) != NULL);
     kn_loader *l = kn_image_loader(s, NULL, .batch = 1, .augment = { .resize = { 24, 24 } });
     kn_loader_seek(l, 1);
-    KN_CHECK(!kn_next(l).x);
-    KN_CHECK_ERROR("an image becomes 24 x 24 pixels; the limit is 520 pixels");
+    REFUSED(kn_next(l).x, "an image becomes 24 x 24 pixels; the limit is 520 pixels");
     kn_scope_end(scope);
     kn_loader_free(l);
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2));
-    KN_CHECK_ERROR("the images differ in size; give them one by .random_resized_crop");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .augment = { .resize = { 8 } }));
-    KN_CHECK_ERROR("the images differ in size");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2),
+            "the images differ in size; give them one by .random_resized_crop");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .augment = { .resize = { 8 } }),
+            "the images differ in size");
     kn_image_set_free(s);
     remove_temp();
 }
@@ -161,24 +160,21 @@ KN_TEST(image_folder, folders_that_do_not_fit)
 {
     char folder[256]; /* temp_path gives few at a time */
     snprintf(folder, sizeof folder, "%s", make_set());
-    KN_CHECK(!kn_image_set_open(folder, "valid"));
-    KN_CHECK_ERROR("/valid with a folder for each class; where");
+    REFUSED(kn_image_set_open(folder, "valid"), "/valid with a folder for each class; where");
     make_folder("val");
-    KN_CHECK(!kn_image_set_open(folder, "test"));
-    KN_CHECK_ERROR("val has no folders, should have one for each class of images");
+    REFUSED(kn_image_set_open(folder, "test"),
+            "val has no folders, should have one for each class of images");
     make_folder("val/none");
-    KN_CHECK(!kn_image_set_open(folder, "test", .allow_empty = true));
-    KN_CHECK_ERROR("val has no images");
+    REFUSED(kn_image_set_open(folder, "test", .allow_empty = true), "val has no images");
     make_folder("train/fox");
     write_temp("train/fox/f.gif", "GIF", 3);
-    KN_CHECK(!kn_image_set_open(folder, "train"));
-    KN_CHECK_ERROR("train/fox has no .jpg, .jpeg or .png files (but 1 others)");
+    REFUSED(kn_image_set_open(folder, "train"),
+            "train/fox has no .jpg, .jpeg or .png files (but 1 others)");
     kn_image_set *s = kn_image_set_open(folder, "train", .allow_empty = true);
     KN_CHECK(s && kn_image_set_read_info(s).classes == 4 && kn_image_set_read_info(s).count == 6);
     kn_image_set_free(s);
     KN_CHECK(symlink("..", temp_path("train/fox/up")) == 0); /* without end */
-    KN_CHECK(!kn_image_set_open(folder, "train"));
-    KN_CHECK_ERROR("more than 16 folders in each other");
+    REFUSED(kn_image_set_open(folder, "train"), "more than 16 folders in each other");
     remove(temp_path("train/fox/up"));
     remove_temp();
 }

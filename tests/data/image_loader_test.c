@@ -220,22 +220,19 @@ KN_TEST(image_loader, mixed_labels)
 KN_TEST(image_loader, errors)
 {
     kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    KN_CHECK(!kn_image_loader(NULL, NULL, .batch = 2));
-    KN_CHECK_ERROR("kn_image_loader: the set of images is NULL");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 0));
-    KN_CHECK_ERROR("kn_image_loader: .batch must lie between 1 and the 25 samples");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 3, .mixup_alpha = 1));
-    KN_CHECK_ERROR(".batch is 3, but images are mixed in pairs; make it even");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .mixup_alpha = -1));
-    KN_CHECK_ERROR(".mixup_alpha is -1");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = NAN));
-    KN_CHECK_ERROR(".cutmix_alpha nan");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = 1, .dtype = KN_U8));
-    KN_CHECK_ERROR("images of u8 can't be mixed");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .dtype = KN_I64));
-    KN_CHECK_ERROR("kn_image_loader: .dtype is i64");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .workers = 100000));
-    KN_CHECK_ERROR(".workers must lie between 0 and 256");
+    REFUSED(kn_image_loader(NULL, NULL, .batch = 2), "kn_image_loader: the set of images is NULL");
+    REFUSED(kn_image_loader(s, NULL, .batch = 0),
+            "kn_image_loader: .batch must lie between 1 and the 25 samples");
+    REFUSED(kn_image_loader(s, NULL, .batch = 3, .mixup_alpha = 1),
+            ".batch is 3, but images are mixed in pairs; make it even");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .mixup_alpha = -1), ".mixup_alpha is -1");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = NAN), ".cutmix_alpha nan");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = 1, .dtype = KN_U8),
+            "images of u8 can't be mixed");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .dtype = KN_I64),
+            "kn_image_loader: .dtype is i64");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .workers = 100000),
+            ".workers must lie between 0 and 256");
     kn_loader *l = kn_image_loader(s, NULL, .batch = 2, .augment = { .random_crop = { { 40 } } });
     kn_scope scope = kn_scope_begin();
     KN_CHECK(l && !kn_next(l).x);

@@ -156,24 +156,22 @@ KN_TEST(loader, texts_on_threads)
         }
         kn_loader_free(l);
     }
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .shuffle = true));
-    KN_CHECK_ERROR("windows are drawn from the whole text; .shuffle and .tail don't apply");
+    REFUSED(kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .shuffle = true),
+            "windows are drawn from the whole text; .shuffle and .tail don't apply");
     kn_text_free(text);
     kn_tokenizer_free(tok);
 }
 
 KN_TEST(loader, errors)
 {
-    KN_CHECK(!small_loader(NULL, 0, false));
-    KN_CHECK_ERROR("kn_mnist: .batch must lie between 1 and the 10 samples there are, not 0");
-    KN_CHECK(!small_loader(NULL, 11, false));
-    KN_CHECK_ERROR("not 11");
-    KN_CHECK(!kn_mnist("test", NULL, .batch = 1, .data = temp_path("nothing")));
-    KN_CHECK_ERROR("there is no data set or file");
-    KN_CHECK(!kn_mnist("test", NULL, .batch = 1, .data = temp_path(""), .dtype = KN_I64));
-    KN_CHECK_ERROR("dtype i64 is no float");
-    KN_CHECK(kn_next(NULL).x == NULL);
-    KN_CHECK_ERROR("the loader is NULL");
+    REFUSED(small_loader(NULL, 0, false),
+            "kn_mnist: .batch must lie between 1 and the 10 samples there are, not 0");
+    REFUSED(small_loader(NULL, 11, false), "not 11");
+    REFUSED(kn_mnist("test", NULL, .batch = 1, .data = temp_path("nothing")),
+            "there is no data set or file");
+    REFUSED(kn_mnist("test", NULL, .batch = 1, .data = temp_path(""), .dtype = KN_I64),
+            "dtype i64 is no float");
+    REFUSED(kn_next(NULL).x, "the loader is NULL");
     kn_loader *l = small_loader(NULL, 2, false);
     kn_fail("an earlier error");
     KN_CHECK(kn_next(l).x == NULL && kn_loader_round(l) == 0);
@@ -181,10 +179,9 @@ KN_TEST(loader, errors)
     kn_loader_free(l);
     kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
     kn_text *text = kn_text_encode(tok, "0123456789", 10);
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 1, .ctx = 9));
-    KN_CHECK_ERROR("a context of 9 tokens");
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 0, .ctx = 1));
-    KN_CHECK_ERROR("kn_text_loader: .batch must lie between 1 and");
+    REFUSED(kn_text_loader(text, NULL, .batch = 1, .ctx = 9), "a context of 9 tokens");
+    REFUSED(kn_text_loader(text, NULL, .batch = 0, .ctx = 1),
+            "kn_text_loader: .batch must lie between 1 and");
     kn_text_free(text);
     kn_tokenizer_free(tok);
     remove_temp();

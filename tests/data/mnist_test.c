@@ -37,8 +37,8 @@ KN_TEST(mnist, gzipped_files_without_zlib)
 {
     const unsigned char begin[] = { 0x1f, 0x8b, 8, 0 };
     kn_scope scope = kn_scope_begin();
-    KN_CHECK(!kn_idx_read(write_temp("some.idx.gz", begin, sizeof begin)));
-    KN_CHECK_ERROR("is gzipped, but zlib wasn't found when Knap was built");
+    REFUSED(kn_idx_read(write_temp("some.idx.gz", begin, sizeof begin)),
+            "is gzipped, but zlib wasn't found when Knap was built");
     kn_scope_end(scope);
     remove_temp();
 }
@@ -65,10 +65,9 @@ KN_TEST(mnist, plain_and_gzipped)
         kn_images_free(&im);
         KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before);
     }
-    KN_CHECK(!kn_images_read(temp_path(""), "train", &im));
-    KN_CHECK_ERROR("train-images-idx3-ubyte.gz");
-    KN_CHECK(!kn_images_read(temp_path(""), "tset", &im));
-    KN_CHECK_ERROR("no split 'tset'; splits are train and test");
+    REFUSED(kn_images_read(temp_path(""), "train", &im), "train-images-idx3-ubyte.gz");
+    REFUSED(kn_images_read(temp_path(""), "tset", &im),
+            "no split 'tset'; splits are train and test");
     remove_temp();
 }
 
@@ -109,8 +108,7 @@ KN_TEST(mnist, hostile_headers)
     make_idx(images, labels);
     labels[7] = 11;
     write_both(images, sizeof images, labels, sizeof labels);
-    KN_CHECK(!kn_images_read(temp_path(""), "test", &im));
-    KN_CHECK_ERROR("has 11 labels for 10 images");
+    REFUSED(kn_images_read(temp_path(""), "test", &im), "has 11 labels for 10 images");
     remove_temp();
 }
 
@@ -198,14 +196,12 @@ KN_TEST(mnist, idx_files)
         }
         kn_scope_end(scope);
     }
-    KN_CHECK(!kn_idx_read(temp_path("")));
-    KN_CHECK_ERROR("is not a regular file");
+    REFUSED(kn_idx_read(temp_path("")), "is not a regular file");
     /* of fewer bytes than it is said to have, as one that is cut while it is read */
     static const char shorter[] = "/sys/kernel/mm/transparent_hugepage/enabled";
     KN_CHECK(access(shorter, R_OK) != 0 || !kn_idx_read(shorter));
     kn_clear_error();
-    KN_CHECK(!kn_idx_read(temp_path("none")));
-    KN_CHECK_ERROR("cannot open");
+    REFUSED(kn_idx_read(temp_path("none")), "cannot open");
     remove_temp();
 }
 
@@ -218,8 +214,7 @@ KN_TEST(mnist, promises_of_a_short_file)
     KN_CHECK(truncate(path, 1 << 18) == 0); /* gzipped it could hold so many */
     getrusage(RUSAGE_SELF, &before);
     kn_scope scope = kn_scope_begin();
-    KN_CHECK(!kn_idx_read(path));
-    KN_CHECK_ERROR("is cut short");
+    REFUSED(kn_idx_read(path), "is cut short");
     kn_scope_end(scope);
     getrusage(RUSAGE_SELF, &after);
     KN_CHECK(after.ru_maxrss - before.ru_maxrss < 128 << 10, "%ld KiB more",

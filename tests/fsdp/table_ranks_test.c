@@ -4,7 +4,7 @@
 #include "fsdp/bucket.h"
 #include "tests/fsdp/ranks.h"
 #include "tests/fsdp/stand_in.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/models/temp.h"
 
 #include <string.h>

@@ -145,8 +145,7 @@ KN_TEST(store, lives_as_long_as_its_bytes)
     ((char *)s->data)[MIB - 1] = 7;
     kn_store_done(s->data, MIB);
     KN_CHECK(((char *)s->data)[MIB - 1] == 7 && disk_bytes(dir) >= (int64_t)MIB);
-    KN_CHECK(!kn_take(m, 1, KN_MEM_STORE));
-    KN_CHECK_ERROR("after it was closed");
+    REFUSED(kn_take(m, 1, KN_MEM_STORE), "after it was closed");
     kn_storage_unref(s);
     KN_CHECK(disk_bytes(dir) == -1);
     kn_store_close(NULL);
@@ -189,18 +188,13 @@ KN_TEST(store, a_walk_takes_each_item_once_and_a_window_at_a_time)
 
 KN_TEST(store, errors_are_sentences)
 {
-    KN_CHECK(!kn_store_open("/no/such/folder"));
-    KN_CHECK_ERROR("there is no folder '/no/such/folder'");
-    KN_CHECK(!kn_store_open(NULL));
-    KN_CHECK_ERROR("no folder");
-    KN_CHECK(!kn_store_open("/proc/self/status"));
-    KN_CHECK_ERROR("no folder");
-    KN_CHECK(!kn_store_open("/proc"));
-    KN_CHECK_ERROR("no file can be made in '/proc'");
+    REFUSED(kn_store_open("/no/such/folder"), "there is no folder '/no/such/folder'");
+    REFUSED(kn_store_open(NULL), "no folder");
+    REFUSED(kn_store_open("/proc/self/status"), "no folder");
+    REFUSED(kn_store_open("/proc"), "no file can be made in '/proc'");
     char *dir = folder();
     kn_memory *m = kn_store_open(dir);
-    KN_CHECK(!kn_take(m, (size_t)1 << 55, KN_MEM_STORE));
-    KN_CHECK_ERROR("no disk has them");
+    REFUSED(kn_take(m, (size_t)1 << 55, KN_MEM_STORE), "no disk has them");
     /* a limit on the file size acts like a full disk */
     struct rlimit old, small;
     getrlimit(RLIMIT_FSIZE, &old);
@@ -210,8 +204,7 @@ KN_TEST(store, errors_are_sentences)
     char *a = kn_take(m, MIB, KN_MEM_STORE);
     KN_CHECK(a, "%s", kn_error());
     memset(a, 1, MIB);
-    KN_CHECK(!kn_take(m, 4 * MIB, KN_MEM_STORE));
-    KN_CHECK_ERROR("can't grow by 4194304 bytes");
+    REFUSED(kn_take(m, 4 * MIB, KN_MEM_STORE), "can't grow by 4194304 bytes");
     KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == (int64_t)MIB);
     char *b = kn_take(m, MIB / 2, KN_MEM_STORE);
     KN_CHECK(b && a[MIB - 1] == 1, "what fits still fits: %s", kn_error());

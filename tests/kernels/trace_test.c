@@ -65,6 +65,5 @@ KN_TEST(trace, chrome_json)
                           "\"args\":{\"name\":\"host\"}}"),
              "%s", text);
     kn_trace_stop(NULL);
-    KN_CHECK(!kn_trace_write("/nonexistent/trace.json"));
-    KN_CHECK_ERROR("/nonexistent/trace.json");
+    REFUSED(kn_trace_write("/nonexistent/trace.json"), "/nonexistent/trace.json");
 }

@@ -3,7 +3,7 @@
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/forged.h"
 
 enum { STEPS = 6, HALF = 3, BATCH = 4, SIDE = 6 };

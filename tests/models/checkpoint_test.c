@@ -39,8 +39,7 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     kn_run_folder_release(f);
     kn_run_folder_release(NULL);
     write_temp("file", "x", 1);
-    KN_CHECK(!kn_run_folder_claim(temp_path("file")));
-    KN_CHECK_ERROR("/file");
+    REFUSED(kn_run_folder_claim(temp_path("file")), "/file");
     remove_temp();
 }
 

@@ -51,8 +51,7 @@ KN_TEST(data, finding)
     kn_host_free(found);
 
     unsetenv("KNAP_DATA");
-    KN_CHECK(!kn_data_find("mnist"));
-    KN_CHECK_ERROR("(not set)");
+    REFUSED(kn_data_find("mnist"), "(not set)");
     mkdir(home, 0755);
     mkdir(temp_path("home/.cache"), 0755);
     mkdir(temp_path("home/.cache/knap"), 0755);
@@ -71,10 +70,10 @@ KN_TEST(data, finding_paths)
     char *found = kn_data_find(path);
     KN_CHECK(found && strcmp(found, path) == 0);
     kn_host_free(found);
-    KN_CHECK(!kn_data_find("shakespear"));
-    KN_CHECK_ERROR("no data set or file 'shakespear'; did you mean shakespeare?");
-    KN_CHECK(!kn_data_find("no/such/file.txt"));
-    KN_CHECK_ERROR(
+    REFUSED(kn_data_find("shakespear"),
+            "no data set or file 'shakespear'; did you mean shakespeare?");
+    REFUSED(
+        kn_data_find("no/such/file.txt"),
         "no data set or file 'no/such/file.txt'; data sets are shakespeare, mnist, fashion-mnist, "
         "cifar10 and cifar100");
     remove_temp();
@@ -83,21 +82,16 @@ KN_TEST(data, finding_paths)
 KN_TEST(data, files_that_are_no_texts)
 {
     kn_tokenizer *tok = NULL;
-    KN_CHECK(!kn_text_open(temp_path("missing.txt"), "char", &tok));
-    KN_CHECK_ERROR("cannot open the text file");
-    KN_CHECK(!kn_text_open(write_temp("empty.txt", "", 0), "char", &tok));
-    KN_CHECK_ERROR("empty.txt is empty");
+    REFUSED(kn_text_open(temp_path("missing.txt"), "char", &tok), "cannot open the text file");
+    REFUSED(kn_text_open(write_temp("empty.txt", "", 0), "char", &tok), "empty.txt is empty");
     mkdir(temp_path("none"), 0755);
-    KN_CHECK(!kn_text_open(temp_path("none"), "char", &tok));
-    KN_CHECK_ERROR("none holds no texts or token files");
-    KN_CHECK(!kn_text_map(temp_path("none")));
-    KN_CHECK_ERROR("is a folder");
-    KN_CHECK(!kn_text_open("/dev/null", "char", &tok));
-    KN_CHECK_ERROR("is not a regular file");
-    KN_CHECK(!kn_text_open(write_temp("latin1.txt", "caf\xe9 au lait", 12), "char", &tok));
-    KN_CHECK_ERROR("not valid UTF-8 at byte 3 (0xe9)");
-    KN_CHECK(!kn_text_open(write_temp("a.txt", "abc", 3), "wordy", &tok));
-    KN_CHECK_ERROR("no tokenizer 'wordy': give char, byte, or the file");
+    REFUSED(kn_text_open(temp_path("none"), "char", &tok), "none holds no texts or token files");
+    REFUSED(kn_text_map(temp_path("none")), "is a folder");
+    REFUSED(kn_text_open("/dev/null", "char", &tok), "is not a regular file");
+    REFUSED(kn_text_open(write_temp("latin1.txt", "caf\xe9 au lait", 12), "char", &tok),
+            "not valid UTF-8 at byte 3 (0xe9)");
+    REFUSED(kn_text_open(write_temp("a.txt", "abc", 3), "wordy", &tok),
+            "no tokenizer 'wordy': give char, byte, or the file");
     KN_CHECK(tok == NULL);
     remove_temp();
 }
@@ -108,29 +102,23 @@ KN_TEST(data, texts_too_short_for_the_context)
     int64_t x[32], y[32];
     KN_CHECK(kn_text_count(t, KN_TRAIN) == 90 && kn_text_count(t, KN_VALIDATION) == 10);
     KN_CHECK(kn_text_check(t, 9));
-    KN_CHECK(!kn_text_check(t, 10));
-    KN_CHECK_ERROR("a context of 10 tokens does not fit the text: of its 100 tokens, 10 are for "
-                   "validation (10 %); a context of 9 or less fits");
-    KN_CHECK(!kn_text_batch(t, KN_VALIDATION, 1, 0, 1, 10, x, y));
-    KN_CHECK_ERROR("a context of 10 tokens");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, -4, 9, x, y));
-    KN_CHECK_ERROR("kn_text_batch: a batch of -4 rows");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, 0, 9, x, y));
-    KN_CHECK_ERROR("kn_text_batch: a batch of 0 rows");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, -1, 1, 9, x, y));
-    KN_CHECK_ERROR("there is no window -1");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, INT64_MAX, 1, 9, x, y));
-    KN_CHECK_ERROR("there is no window 9223372036854775807");
-    KN_CHECK(!kn_text_check(t, 0));
-    KN_CHECK_ERROR("must be at least 1");
+    REFUSED(kn_text_check(t, 10),
+            "a context of 10 tokens does not fit the text: of its 100 tokens, 10 are for "
+            "validation (10 %); a context of 9 or less fits");
+    REFUSED(kn_text_batch(t, KN_VALIDATION, 1, 0, 1, 10, x, y), "a context of 10 tokens");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, -4, 9, x, y), "kn_text_batch: a batch of -4 rows");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, 0, 9, x, y), "kn_text_batch: a batch of 0 rows");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, -1, 1, 9, x, y), "there is no window -1");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, INT64_MAX, 1, 9, x, y),
+            "there is no window 9223372036854775807");
+    REFUSED(kn_text_check(t, 0), "must be at least 1");
     KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 1, 9, x, y)); /* the only window */
     KN_CHECK(x[0] == text_100[90] && y[8] == text_100[99]);
     kn_text_free(t);
 
     kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
     t = kn_text_encode(tok, "ab", 2);
-    KN_CHECK(!kn_text_check(t, 1));
-    KN_CHECK_ERROR("too few for any context; give a longer text");
+    REFUSED(kn_text_check(t, 1), "too few for any context; give a longer text");
     kn_text_free(t);
     kn_tokenizer_free(tok);
 }
@@ -325,10 +313,9 @@ KN_TEST(data, token_files_of_others)
     KN_CHECK(t && kn_text_vocab(t) == 256, "%s", kn_error());
     kn_text_free(t);
     kn_tokenizer_free(tok);
-    KN_CHECK(!kn_text_map_plain(path, 65537));
-    KN_CHECK_ERROR("a vocabulary of 65537");
-    KN_CHECK(!kn_text_map_plain(write_temp("odd.bin", ids, 7), 16));
-    KN_CHECK_ERROR("7 bytes, which is no number of tokens");
+    REFUSED(kn_text_map_plain(path, 65537), "a vocabulary of 65537");
+    REFUSED(kn_text_map_plain(write_temp("odd.bin", ids, 7), 16),
+            "7 bytes, which is no number of tokens");
     KN_CHECK(!kn_text_is_plain(write_temp("a.txt", ids, 8)));
     remove_temp();
 }
@@ -409,8 +396,7 @@ KN_TEST(data, damaged_tokens)
     memset(file + 64, 1, 100); /* every token is 257 */
     kn_text *t = kn_text_map(write_temp("x.tokens", file, sizeof file));
     KN_CHECK(t != NULL, "%s", kn_error());
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, 1, 4, x, y));
-    KN_CHECK_ERROR("is 257, outside the vocabulary of 4");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, 1, 4, x, y), "is 257, outside the vocabulary of 4");
     kn_text_free(t);
     remove_temp();
 }

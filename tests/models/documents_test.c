@@ -86,13 +86,12 @@ KN_TEST(documents, bad_ones_are_named)
     char deep[4096];
     memset(deep, '[', sizeof deep);
     kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    KN_CHECK(!kn_text_read(write_temp("docs", deep, sizeof deep), &tok, .field = "text"));
-    KN_CHECK_ERROR("docs:1: this line isn't JSON");
-    KN_CHECK(!kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"));
-    KN_CHECK_ERROR("the tokenizer has no <|endoftext|>; say which of its tokens");
-    KN_CHECK(
-        !kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"));
-    KN_CHECK_ERROR("the tokenizer has no token 'x<>', which is to end a document");
+    REFUSED(kn_text_read(write_temp("docs", deep, sizeof deep), &tok, .field = "text"),
+            "docs:1: this line isn't JSON");
+    REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"),
+            "the tokenizer has no <|endoftext|>; say which of its tokens");
+    REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"),
+            "the tokenizer has no token 'x<>', which is to end a document");
     kn_tokenizer_free(tok);
     remove_temp();
 }
@@ -114,12 +113,12 @@ KN_TEST(documents, begin_of_each_token)
              kn_error());
     KN_CHECK(memcmp(begin, want, sizeof begin) == 0);
     kn_text_free(t);
-    KN_CHECK(!kn_text_read(path, &tok, .vocab = 10, .end = "10"));
-    KN_CHECK_ERROR("--end 10: without a tokenizer give the id of the token, below 10");
+    REFUSED(kn_text_read(path, &tok, .vocab = 10, .end = "10"),
+            "--end 10: without a tokenizer give the id of the token, below 10");
     t = kn_text_read(path, &tok, .vocab = 10);
     t = kn_text_join(t, kn_text_read(path, &tok, .vocab = 10));
-    KN_CHECK(!kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin));
-    KN_CHECK_ERROR("which token stands between documents of the text isn't known");
+    REFUSED(kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin),
+            "which token stands between documents of the text isn't known");
     kn_text_free(t);
     remove_temp();
 }
@@ -211,10 +210,9 @@ KN_TEST(documents, bad_begins)
     kn_module m;
     make_small(&m, GPT, KN_F32, 3);
     kn_scope s = kn_scope_begin();
-    KN_CHECK(!kn_language_documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1), ids_of(1, 5, 1)));
-    KN_CHECK_ERROR("gpt: ids are i64[1,6] but documents' begins i64[1,5]; both must be [B,T]");
-    KN_CHECK(!kn_document_mask(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2))));
-    KN_CHECK_ERROR("begin has 1 dims");
+    REFUSED(kn_language_documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1), ids_of(1, 5, 1)),
+            "gpt: ids are i64[1,6] but documents' begins i64[1,5]; both must be [B,T]");
+    REFUSED(kn_document_mask(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2))), "begin has 1 dims");
     kn_scope_end(s);
     kn_module_free(&m);
 }

@@ -79,19 +79,15 @@ KN_TEST(imported, exported_and_read)
     kn_tokenizer_free(t);
     kn_gpt g = { 0 };
     KN_CHECK(kn_gpt_init(&g, gpt, KN_F32, KN_CPU));
-    KN_CHECK(!kn_export(temp_path("out"), &g));
-    KN_CHECK_ERROR("give one of .gpt and .llama");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .end_count = -1));
-    KN_CHECK_ERROR(".end_count is -1");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .llama = &own_head, .comm = kn_comm_self()));
-    KN_CHECK_ERROR(
-        "the module holds a model of other sizes than the configuration gives: 12 missing");
-    KN_CHECK(
-        !kn_export(temp_path("out"), &g, .gpt = &gpt, .dtype = KN_I64, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("kn_export: .dtype is i64");
+    REFUSED(kn_export(temp_path("out"), &g), "give one of .gpt and .llama");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .end_count = -1), ".end_count is -1");
+    REFUSED(kn_export(temp_path("out"), &g, .llama = &own_head, .comm = kn_comm_self()),
+            "the module holds a model of other sizes than the configuration gives: 12 missing");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .dtype = KN_I64, .comm = kn_comm_self()),
+            "kn_export: .dtype is i64");
     write_temp("config.json", "{}", 2);
-    KN_CHECK(!kn_export(temp_folder, &g, .gpt = &gpt, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("that Knap didn't export");
+    REFUSED(kn_export(temp_folder, &g, .gpt = &gpt, .comm = kn_comm_self()),
+            "that Knap didn't export");
     kn_module_free(&g);
     remove_temp();
 }
@@ -203,11 +199,9 @@ KN_TEST(imported, refused)
         kn_module_free(&m);
         kn_import_free(x);
     }
-    KN_CHECK(!kn_import_open(temp_path("nowhere")));
-    KN_CHECK_ERROR("nowhere");
+    REFUSED(kn_import_open(temp_path("nowhere")), "nowhere");
     write_temp("config.json", "{\"model_type\": \"gpt2\"", 21);
-    KN_CHECK(!kn_import_open(temp_folder));
-    KN_CHECK_ERROR("is no JSON object");
+    REFUSED(kn_import_open(temp_folder), "is no JSON object");
     remove_temp();
 }
 

@@ -78,17 +78,17 @@ KN_TEST(language, tokens_that_do_not_fit)
         kn_module m;
         make_small(&m, kind, KN_F32, 7);
         kn_scope s = kn_scope_begin();
-        KN_CHECK(!kn_language_next_logits(&m, ids_of(1, 7, 0)));
-        KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
-        KN_CHECK(!kn_language_loss(&m, ids_of(1, 6, 0), ids_of(2, 6, 0)));
-        KN_CHECK_ERROR("ids are i64[1,6] but targets i64[2,6]");
-        KN_CHECK(!kn_language_loss(&m, ids_of(2, 6, 0), ids_of(2, 5, 0)));
-        KN_CHECK_ERROR("ids are i64[2,6] but targets i64[2,5]");
+        REFUSED(kn_language_next_logits(&m, ids_of(1, 7, 0)),
+                "7 tokens in a row; the model's context is 1 to 6");
+        REFUSED(kn_language_loss(&m, ids_of(1, 6, 0), ids_of(2, 6, 0)),
+                "ids are i64[1,6] but targets i64[2,6]");
+        REFUSED(kn_language_loss(&m, ids_of(2, 6, 0), ids_of(2, 5, 0)),
+                "ids are i64[2,6] but targets i64[2,5]");
         kn_set_grad_mode(false);
         kn_cache *c = kn_cache_new(&m, 9);
         KN_CHECK(c && kn_language_next_logits(&m, ids_of(1, 4, 0)), "%s", kn_error());
-        KN_CHECK(!kn_language_next_logits(&m, ids_of(1, 3, 0)));
-        KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
+        REFUSED(kn_language_next_logits(&m, ids_of(1, 3, 0)),
+                "7 tokens in a row; the model's context is 1 to 6");
         kn_cache_free(c);
         kn_set_grad_mode(true);
         kn_scope_end(s);
@@ -131,8 +131,8 @@ KN_TEST(language, writes_from_any_logits)
                  strcmp(text[0], text[2]) == 0,
              "%s, %s, %s", text[0], text[1], text[2]);
     KN_CHECK(strncmp(text[3], "ab", 2) == 0 && strlen(text[3]) < 11, "%s", text[3]);
-    KN_CHECK(!kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .cached = true));
-    KN_CHECK_ERROR("the logits are");
+    REFUSED(kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .cached = true),
+            "the logits are");
     /* as ids, up to the third of those that were drawn */
     int64_t ids[16], n = kn_tokenizer_encode(t, text[0], strlen(text[0]), ids, KN_I64);
     char got[64] = "", wanted[64] = "";
@@ -146,19 +146,15 @@ KN_TEST(language, writes_from_any_logits)
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), i ? " %d" : "%d",
                  (int)ids[i]);
     KN_CHECK(strcmp(got, wanted) == 0, "%s, should be %s", got, wanted);
-    KN_CHECK(!kn_write_text(&m, next, NULL, .prompt = "a", .tokens = 1));
-    KN_CHECK_ERROR("the tokenizer is NULL");
-    KN_CHECK(!kn_write_text(&m, next, NULL, .prompt_ids = ids, .print_ids = true));
-    KN_CHECK_ERROR("at least one id");
+    REFUSED(kn_write_text(&m, next, NULL, .prompt = "a", .tokens = 1), "the tokenizer is NULL");
+    REFUSED(kn_write_text(&m, next, NULL, .prompt_ids = ids, .print_ids = true), "at least one id");
     KN_CHECK(kn_write_text(&m, next, few, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o), "%s",
              kn_error());
     KN_CHECK(kn_training(&m) && kn_grad_mode());
-    KN_CHECK(!kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .ctx = 6));
-    KN_CHECK_ERROR("the logits are");
-    KN_CHECK(!kn_write_text(&m, next, t, .prompt = "", .tokens = 1, .ctx = 6));
-    KN_CHECK_ERROR("the prompt is empty");
-    KN_CHECK(!kn_write_text(&m, next, t, .prompt = "a", .tokens = -1));
-    KN_CHECK_ERROR(".tokens is -1");
+    REFUSED(kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .ctx = 6),
+            "the logits are");
+    REFUSED(kn_write_text(&m, next, t, .prompt = "", .tokens = 1, .ctx = 6), "the prompt is empty");
+    REFUSED(kn_write_text(&m, next, t, .prompt = "a", .tokens = -1), ".tokens is -1");
     kn_tokenizer_free(t), kn_tokenizer_free(few);
     kn_module_free(&m);
 }
@@ -214,17 +210,16 @@ KN_TEST(language, texts_at_once_as_alone)
                                             "--- 2 of 2: prompt 1, seed 1\nab\n") == 0,
                  "%s", got);
     }
-    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = (kn_prompt[]){ { "a" }, { "" } },
-                            .prompts_count = 2, .tokens = 1));
-    KN_CHECK_ERROR("the prompt is empty (number 2)");
-    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = 1, .prompt = "a"));
-    KN_CHECK_ERROR("give one");
-    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = 1, .samples = -1));
-    KN_CHECK_ERROR(".samples -1");
-    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts_count = 1));
-    KN_CHECK_ERROR("list of .prompts");
-    KN_CHECK(!kn_write_text(&m, NULL, NULL, .prompts = &prompts[1], .prompts_count = 1));
-    KN_CHECK_ERROR("the tokenizer is NULL");
+    REFUSED(kn_write_text(&m, NULL, t, .prompts = (kn_prompt[]){ { "a" }, { "" } },
+                          .prompts_count = 2, .tokens = 1),
+            "the prompt is empty (number 2)");
+    REFUSED(kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = 1, .prompt = "a"),
+            "give one");
+    REFUSED(kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = 1, .samples = -1),
+            ".samples -1");
+    REFUSED(kn_write_text(&m, NULL, t, .prompts_count = 1), "list of .prompts");
+    REFUSED(kn_write_text(&m, NULL, NULL, .prompts = &prompts[1], .prompts_count = 1),
+            "the tokenizer is NULL");
     kn_tokenizer_free(t);
     kn_module_free(&m);
 }
@@ -290,11 +285,10 @@ KN_TEST(language, a_text_is_evaluated)
             kn_text_free(text);
         }
     kn_text *one = kn_text_of_ids(tokens, 1, VOCAB), *two = kn_text_of_ids(tokens, 2, VOCAB);
-    KN_CHECK(
-        !kn_text_evaluate(&m, kn_language_loss, one, &score, .ctx = CTX, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("the text has 1 tokens");
-    KN_CHECK(!kn_text_evaluate(&m, kn_language_loss, two, &score, .ctx = CTX, .stride = 7));
-    KN_CHECK_ERROR(".stride 7");
+    REFUSED(kn_text_evaluate(&m, kn_language_loss, one, &score, .ctx = CTX, .comm = kn_comm_self()),
+            "the text has 1 tokens");
+    REFUSED(kn_text_evaluate(&m, kn_language_loss, two, &score, .ctx = CTX, .stride = 7),
+            ".stride 7");
     kn_text_free(one), kn_text_free(two);
     kn_tokenizer_free(t);
     kn_module_free(&m);

@@ -218,30 +218,29 @@ KN_TEST(one_file, not_exported)
     kn_gpt g = { 0 };
     kn_llama l = { 0 };
     KN_CHECK(kn_gpt_init(&g, gpt, KN_F32, KN_CPU) && kn_llama_init(&l, qwen2, KN_F32, KN_CPU));
-    KN_CHECK(!kn_export(temp_path("out"), &l, .llama = kn_llama_config_of(&l),
-                        .format = KN_EXPORT_LLMC, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("llm.c's files hold GPT-2s, and the model is a Llama");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_LLMC,
-                        .dtype = KN_F16, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("llm.c's files are of f32 or bf16, not f16");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_GGUF,
-                        .dtype = KN_F64, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("a GGUF is of f32, f16 or bf16, not f64");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .format = (kn_export_format)7,
-                        .comm = kn_comm_self()));
-    KN_CHECK_ERROR(".format is 7");
+    REFUSED(kn_export(temp_path("out"), &l, .llama = kn_llama_config_of(&l),
+                      .format = KN_EXPORT_LLMC, .comm = kn_comm_self()),
+            "llm.c's files hold GPT-2s, and the model is a Llama");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .dtype = KN_F16,
+                      .comm = kn_comm_self()),
+            "llm.c's files are of f32 or bf16, not f16");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .dtype = KN_F64,
+                      .comm = kn_comm_self()),
+            "a GGUF is of f32, f16 or bf16, not f64");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .format = (kn_export_format)7,
+                      .comm = kn_comm_self()),
+            ".format is 7");
     write_temp("model.gguf", "GGUF", 4);
-    KN_CHECK(
-        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("holds a model.gguf that Knap didn't export");
-    KN_CHECK(
-        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_HF, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("holds a model.gguf, an export of another format");
+    REFUSED(
+        kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .comm = kn_comm_self()),
+        "holds a model.gguf that Knap didn't export");
+    REFUSED(kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_HF, .comm = kn_comm_self()),
+            "holds a model.gguf, an export of another format");
     KN_CHECK(unlink(temp_path("model.gguf")) == 0);
     write_temp("model.bin", "other", 5);
-    KN_CHECK(
-        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("holds a model.bin that Knap didn't export");
+    REFUSED(
+        kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .comm = kn_comm_self()),
+        "holds a model.bin that Knap didn't export");
     kn_module_free(&g);
     kn_module_free(&l);
     remove_temp();

@@ -215,8 +215,7 @@ KN_TEST(options, beside_others)
             KN_CHECK_ERROR(cases[i][2]);
         kn_options_free(o);
     }
-    KN_CHECK(!kn_options_check(NULL));
-    KN_CHECK_ERROR("kn_options_check: the options' struct is NULL");
+    REFUSED(kn_options_check(NULL), "kn_options_check: the options' struct is NULL");
 }
 
 /* A refused value leaves the field as it was. */
@@ -227,8 +226,7 @@ KN_TEST(options, refused_value_changes_nothing)
     KN_CHECK(o && !kn_options_set(o, "steps", "0"));
     kn_clear_error();
     KN_CHECK(c.steps == 2000);
-    KN_CHECK(!kn_options_set(o, "stepps", "3"));
-    KN_CHECK_ERROR("did you mean --steps?");
+    REFUSED(kn_options_set(o, "stepps", "3"), "did you mean --steps?");
     kn_options_free(o);
 }
 
@@ -281,12 +279,11 @@ KN_TEST(options, record_and_restore)
     /* output paths are the user's choice */
     KN_CHECK(!kn_options_restore(to, "log", "/tmp/elsewhere", KN_VALUE_RESTORED) && b.log == NULL);
     KN_CHECK_ERROR("--log, which belongs to a run");
-    KN_CHECK(!kn_options_restore(to, "out", "/tmp/elsewhere", KN_VALUE_RESTORED));
-    KN_CHECK_ERROR("--out, which belongs to a run");
-    KN_CHECK(!kn_options_restore(to, "heats", "1", KN_VALUE_RESTORED));
-    KN_CHECK_ERROR("the checkpoint records an option --heats");
-    KN_CHECK(!kn_options_restore(to, "lr", "much", KN_VALUE_RESTORED));
-    KN_CHECK_ERROR("--lr takes a number");
+    REFUSED(kn_options_restore(to, "out", "/tmp/elsewhere", KN_VALUE_RESTORED),
+            "--out, which belongs to a run");
+    REFUSED(kn_options_restore(to, "heats", "1", KN_VALUE_RESTORED),
+            "the checkpoint records an option --heats");
+    REFUSED(kn_options_restore(to, "lr", "much", KN_VALUE_RESTORED), "--lr takes a number");
     kn_options_free(from);
     kn_options_free(to);
 }
@@ -335,15 +332,14 @@ KN_TEST(options, origins)
     kn_options *o = kn_options_create(table, &c);
     KN_CHECK(o && kn_options_derive(o, "lr", 0.1) && strcmp(row_of(o, "lr").value, "0.1") == 0);
     KN_CHECK(kn_options_derive(o, "lr", 1.0 / 3) && c.lr == 1.0 / 3);
-    KN_CHECK(!kn_options_derive(o, "lrr", 1));
-    KN_CHECK_ERROR("did you mean --lr?");
+    REFUSED(kn_options_derive(o, "lrr", 1), "did you mean --lr?");
     KN_CHECK(kn_options_restore(o, "strategy", "no_shard", KN_VALUE_RESTORED));
     kn_options_free(o);
     o = kn_options_create(table, &c);
     KN_CHECK(o && parse(o, "--strategy", "no_shard", NULL));
     KN_CHECK(kn_options_restore(o, "strategy", "no_shard", KN_VALUE_RESTORED));
-    KN_CHECK(!kn_options_restore(o, "strategy", "full_shard", KN_VALUE_RESTORED));
-    KN_CHECK_ERROR("the training was begun with full_shard, which a resumed run can't change");
+    REFUSED(kn_options_restore(o, "strategy", "full_shard", KN_VALUE_RESTORED),
+            "the training was begun with full_shard, which a resumed run can't change");
     kn_options_free(o);
 }
 
@@ -369,8 +365,7 @@ KN_TEST(options, names_and_the_rest)
              strcmp(rest[2], "large") == 0 && !rest[3]);
     KN_CHECK(strcmp(kn_options_value(o, "model"), "large") == 0 && !kn_options_value(o, "FILE..."));
     KN_CHECK(kn_options_record(o, 1, &r) && !kn_options_record(o, 2, &r));
-    KN_CHECK(!kn_options_set(o, "model", "lagre"));
-    KN_CHECK_ERROR("did you mean large?");
+    REFUSED(kn_options_set(o, "model", "lagre"), "did you mean large?");
     char *text = print(o, true);
     KN_CHECK(strstr(text, "  FILE...  ") && strstr(text, "files to look at") &&
                  strstr(text, "small|large (default small)"),
@@ -419,12 +414,9 @@ KN_TEST(options, broken_tables)
     static const kn_option no_choices[] = {
         { "strategy", KN_OPTION_CHOICE, offsetof(config, strategy) }, { 0 }
     };
-    KN_CHECK(!kn_options_create(bad_default, &c));
-    KN_CHECK_ERROR("--steps must lie between");
-    KN_CHECK(!kn_options_create(twice, &c));
-    KN_CHECK_ERROR("--lr is in it twice");
-    KN_CHECK(!kn_options_create(no_choices, &c));
-    KN_CHECK_ERROR("--strategy has no choices");
+    REFUSED(kn_options_create(bad_default, &c), "--steps must lie between");
+    REFUSED(kn_options_create(twice, &c), "--lr is in it twice");
+    REFUSED(kn_options_create(no_choices, &c), "--strategy has no choices");
 }
 
 /* What the last of the ranks gives where the others give nothing, and what all are told. */

@@ -150,15 +150,12 @@ KN_TEST(pretrained_input, large_configurations)
             memcpy(text + i, kind == 1 ? "[]," : "{},", 3);
         text[0] = kind ? '[' : '{';
         write_temp("config.json", text, kind ? size : 10000);
-        KN_CHECK(!kn_pretrained_open(dir));
-        KN_CHECK_ERROR(kind ? "262144 values" : "no JSON object");
+        REFUSED(kn_pretrained_open(dir), kind ? "262144 values" : "no JSON object");
     }
     write_temp("config.json", "", 0);
-    KN_CHECK(!kn_pretrained_open(dir));
-    KN_CHECK_ERROR("empty");
+    REFUSED(kn_pretrained_open(dir), "empty");
     KN_CHECK(truncate(temp_path("config.json"), ((off_t)1 << 26) + 1) == 0);
-    KN_CHECK(!kn_pretrained_open(dir));
-    KN_CHECK_ERROR("67108864 bytes");
+    REFUSED(kn_pretrained_open(dir), "67108864 bytes");
     free(text);
     remove_temp();
 }
@@ -251,24 +248,18 @@ KN_TEST(pretrained_input, state_dictionaries)
 
 KN_TEST(pretrained_input, places_without_a_model)
 {
-    KN_CHECK(!kn_pretrained_open("/proc/none"));
-    KN_CHECK_ERROR("cannot open /proc/none");
+    REFUSED(kn_pretrained_open("/proc/none"), "cannot open /proc/none");
     write_temp("pytorch_model.bin", "x", 1);
-    KN_CHECK(!kn_pretrained_open(temp_path("")));
-    KN_CHECK_ERROR("write its pytorch_model.bin again");
+    REFUSED(kn_pretrained_open(temp_path("")), "write its pytorch_model.bin again");
     write_temp("model.safetensors", "x", 1);
-    KN_CHECK(!kn_pretrained_open(temp_path("")));
-    KN_CHECK_ERROR("doesn't say which model it is");
-    KN_CHECK(!kn_pretrained_open(temp_path(""), .model = "resnet18"));
-    KN_CHECK_ERROR("not a safetensors file");
+    REFUSED(kn_pretrained_open(temp_path("")), "doesn't say which model it is");
+    REFUSED(kn_pretrained_open(temp_path(""), .model = "resnet18"), "not a safetensors file");
     remove_temp();
     kn_pretrained *p = NULL;
     const char *dir = vit_folder();
-    KN_CHECK(!kn_pretrained_open(dir, .model = "vit_cifar"));
-    KN_CHECK_ERROR("not a vit_cifar; leave the name out");
+    REFUSED(kn_pretrained_open(dir, .model = "vit_cifar"), "not a vit_cifar; leave the name out");
     KN_CHECK((p = kn_pretrained_open(dir)) != NULL && !kn_pretrained_label(p, 0) && kn_ok());
-    KN_CHECK(!kn_pretrained_label(p, 3));
-    KN_CHECK_ERROR("there is no class 3; the model has 3");
+    REFUSED(kn_pretrained_label(p, 3), "there is no class 3; the model has 3");
     kn_pretrained_free(p);
     remove_temp();
 }

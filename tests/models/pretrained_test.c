@@ -397,34 +397,27 @@ KN_TEST(pretrained, only_exports_are_replaced)
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     KN_CHECK(kn_checkpoint_save(dir, &n), "%s", kn_error());
-    KN_CHECK(!save(dir, &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("holds the checkpoint of a run");
+    REFUSED(save(dir, &n, 1, KN_F32, NULL), "holds the checkpoint of a run");
     remove_temp();
     write_temp("model.safetensors", "x", 1);
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("model.safetensors that Knap didn't export");
+    REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "model.safetensors that Knap didn't export");
     write_temp("config.json", "{\"architecture\": \"resnet18\"}", 28);
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("config.json that Knap didn't export");
+    REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "config.json that Knap didn't export");
     write_temp("config.json", "{\"knap\": {}}", 12);
     KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
-    KN_CHECK(!kn_pretrained_save("/proc/none/x", &n, .resnet = &resnets[1]));
-    KN_CHECK_ERROR("cannot make the folder");
-    KN_CHECK(!kn_pretrained_save(temp_path(""), &n, .resnet = &resnets[0]));
-    KN_CHECK_ERROR(
-        "of other sizes than the configuration gives: 18 missing (layer1.0.conv3.weight");
+    REFUSED(kn_pretrained_save("/proc/none/x", &n, .resnet = &resnets[1]),
+            "cannot make the folder");
+    REFUSED(kn_pretrained_save(temp_path(""), &n, .resnet = &resnets[0]),
+            "of other sizes than the configuration gives: 18 missing (layer1.0.conv3.weight");
     kn_resnet_config wider = resnets[1];
     wider.width = 4;
-    KN_CHECK(!kn_pretrained_save(temp_path(""), &n, .resnet = &wider));
-    KN_CHECK_ERROR("mismatched (conv1.weight, ");
-    KN_CHECK(!kn_pretrained_save(temp_path(""), &n));
-    KN_CHECK_ERROR("one of .resnet and .vit");
+    REFUSED(kn_pretrained_save(temp_path(""), &n, .resnet = &wider), "mismatched (conv1.weight, ");
+    REFUSED(kn_pretrained_save(temp_path(""), &n), "one of .resnet and .vit");
     *(float *)kn_data(kn_module_param(&n, "fc.bias")) = 1e6f;
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F16, NULL));
-    KN_CHECK_ERROR("'fc.bias' holds a value that isn't a number in f16");
+    REFUSED(save(temp_path(""), &n, 1, KN_F16, NULL),
+            "'fc.bias' holds a value that isn't a number in f16");
     *(float *)kn_data(kn_module_param(&n, "fc.bias")) = INFINITY;
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("'fc.bias' holds a value that isn't finite");
+    REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "'fc.bias' holds a value that isn't finite");
     kn_pretrained *p = kn_pretrained_open(temp_path("")); /* the one before is still there */
     KN_CHECK(p != NULL, "%s", kn_error());
     kn_pretrained_free(p);
@@ -442,10 +435,9 @@ KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
     snprintf(config, sizeof config, "%s", temp_path("config.json"));
     snprintf(new, sizeof new, "%s", temp_path("config.json.new"));
     KN_CHECK(rename(config, new) == 0);
-    KN_CHECK(!kn_pretrained_open(temp_path("")));
-    KN_CHECK_ERROR("an export into this folder didn't end");
-    KN_CHECK(!kn_pretrained_open(temp_path(""), .model = "resnet18"));
-    KN_CHECK_ERROR("an export into this folder didn't end");
+    REFUSED(kn_pretrained_open(temp_path("")), "an export into this folder didn't end");
+    REFUSED(kn_pretrained_open(temp_path(""), .model = "resnet18"),
+            "an export into this folder didn't end");
     KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
     KN_CHECK(access(new, F_OK) != 0);
     kn_pretrained *p = kn_pretrained_open(temp_path(""));

@@ -46,8 +46,7 @@ KN_TEST(shards, several_files_are_one_text)
     KN_CHECK(kn_text_batch(one, KN_TRAIN, 1, 0, ROWS, CTX, x[0], y[0]));
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 0, ROWS, CTX, x[1], y[1]), "%s", kn_error());
     KN_CHECK(memcmp(x[0], x[1], sizeof x[0]) == 0 && memcmp(y[0], y[1], sizeof y[0]) == 0);
-    KN_CHECK(!kn_text_save(t, temp_path("all.tokens")));
-    KN_CHECK_ERROR("a text of 3 files");
+    REFUSED(kn_text_save(t, temp_path("all.tokens")), "a text of 3 files");
     kn_text_free(t);
     t = kn_text_open(temp_path("set/b_?.tokens"), "char", &tok);
     KN_CHECK(t && kn_text_token(t, 0) == 30 && kn_text_token(t, 69) == 99, "%s", kn_error());
@@ -98,25 +97,20 @@ KN_TEST(shards, files_that_do_not_go_together)
     kn_tokenizer *tok = NULL;
     write_shards();
     write_tokens("set/c.tokens", 0, 4, 300);
-    KN_CHECK(!kn_text_open(temp_path("set"), "char", &tok));
-    KN_CHECK_ERROR("c.tokens 300; all must be of one tokenizer");
+    REFUSED(kn_text_open(temp_path("set"), "char", &tok),
+            "c.tokens 300; all must be of one tokenizer");
     write_temp("set/c.tokens", "text", 4);
     KN_CHECK(!kn_text_open(temp_path("set"), "byte", &tok) && !tok);
     KN_CHECK_ERROR("c.tokens isn't; give files of one sort");
     write_temp("set/c.tokens", "KNTOKENS", 8);
-    KN_CHECK(!kn_text_open(temp_path("set/*"), "char", &tok));
-    KN_CHECK_ERROR("c.tokens is no token file");
-    KN_CHECK(!kn_text_open(temp_path("set/*.bin"), "char", &tok));
-    KN_CHECK_ERROR("no file matches");
-    KN_CHECK(!kn_text_open(temp_path("nowhere/*.bin"), "char", &tok));
-    KN_CHECK_ERROR("nowhere");
+    REFUSED(kn_text_open(temp_path("set/*"), "char", &tok), "c.tokens is no token file");
+    REFUSED(kn_text_open(temp_path("set/*.bin"), "char", &tok), "no file matches");
+    REFUSED(kn_text_open(temp_path("nowhere/*.bin"), "char", &tok), "nowhere");
     mkdir(temp_path("empty"), 0755);
-    KN_CHECK(!kn_text_open(temp_path("empty"), "char", &tok));
-    KN_CHECK_ERROR("empty holds no texts or token files");
-    KN_CHECK(!kn_text_read(temp_path("set/a.tokens"), &tok, .vocab = 256));
-    KN_CHECK_ERROR("--vocab is for tokens without a header");
-    KN_CHECK(!kn_text_read(temp_path("set"), &tok, .vocab = 65537));
-    KN_CHECK_ERROR(".vocab is 65537");
+    REFUSED(kn_text_open(temp_path("empty"), "char", &tok), "empty holds no texts or token files");
+    REFUSED(kn_text_read(temp_path("set/a.tokens"), &tok, .vocab = 256),
+            "--vocab is for tokens without a header");
+    REFUSED(kn_text_read(temp_path("set"), &tok, .vocab = 65537), ".vocab is 65537");
     remove_temp();
 }
 
@@ -153,16 +147,14 @@ KN_TEST(shards, validation_of_its_own)
     KN_CHECK(x[0] == 50 && y[CTX - 1] == 58);
     for (int i = 0; i < 100; i++)
         KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, i, 1, CTX, x, y) && y[CTX - 1] < 50);
-    KN_CHECK(!kn_text_check(t, 9));
-    KN_CHECK_ERROR("9 are for validation; a context of 8");
+    REFUSED(kn_text_check(t, 9), "9 are for validation; a context of 8");
     kn_text *other = kn_text_join(kn_text_of_ids(ids, 49, 100), kn_text_of_ids(ids + 49, 10, 100)),
             *plain = kn_text_of_ids(ids, 59, 100);
     KN_CHECK(kn_text_hash(t) != kn_text_hash(other) && kn_text_hash(t) != kn_text_hash(plain));
     kn_text_free(other);
     kn_text_free(plain);
     kn_text_free(t);
-    KN_CHECK(!kn_text_join(kn_text_of_ids(ids, 50, 100), kn_text_of_ids(ids, 50, 101)));
-    KN_CHECK_ERROR("has 101 kinds of token, that for training 100");
-    KN_CHECK(!kn_text_join(kn_text_of_ids(ids, 50, 100), NULL));
-    KN_CHECK_ERROR("the text for validation");
+    REFUSED(kn_text_join(kn_text_of_ids(ids, 50, 100), kn_text_of_ids(ids, 50, 101)),
+            "has 101 kinds of token, that for training 100");
+    REFUSED(kn_text_join(kn_text_of_ids(ids, 50, 100), NULL), "the text for validation");
 }

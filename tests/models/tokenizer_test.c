@@ -38,8 +38,7 @@ KN_TEST(tokenizer, bytes)
     int32_t id;
     KN_CHECK(kn_tokenizer_encode(t, "\xff", 1, &id, KN_I32) == 1 && id == 255);
     kn_tokenizer_free(t);
-    KN_CHECK(!kn_tokenizer_create("bpe", "a", 1));
-    KN_CHECK_ERROR("no tokenizer of kind 'bpe'");
+    REFUSED(kn_tokenizer_create("bpe", "a", 1), "no tokenizer of kind 'bpe'");
 }
 
 KN_TEST(tokenizer, characters)
@@ -109,10 +108,8 @@ KN_TEST(tokenizer, invalid_utf8)
         KN_CHECK_ERROR("not valid UTF-8 at byte 2");
     }
     kn_tokenizer_free(t);
-    KN_CHECK(!kn_tokenizer_create("char", "", 0));
-    KN_CHECK_ERROR("the text is empty");
-    KN_CHECK(!kn_tokenizer_create("char", "a\0b", 3));
-    KN_CHECK_ERROR("the character U+0000 at byte 1");
+    REFUSED(kn_tokenizer_create("char", "", 0), "the text is empty");
+    REFUSED(kn_tokenizer_create("char", "a\0b", 3), "the character U+0000 at byte 1");
 }
 
 KN_TEST(tokenizer, saved_and_loaded)
@@ -134,11 +131,9 @@ KN_TEST(tokenizer, saved_and_loaded)
         kn_tokenizer_free(t);
         kn_tokenizer_free(u);
     }
-    KN_CHECK(!kn_tokenizer_load(temp_path("missing.json")));
-    KN_CHECK_ERROR("cannot open the tokenizer file");
+    REFUSED(kn_tokenizer_load(temp_path("missing.json")), "cannot open the tokenizer file");
     kn_tokenizer *t = kn_tokenizer_create("byte", NULL, 0);
-    KN_CHECK(!kn_tokenizer_save(t, temp_path("no/such/folder.json")));
-    KN_CHECK_ERROR("cannot write");
+    REFUSED(kn_tokenizer_save(t, temp_path("no/such/folder.json")), "cannot write");
     kn_tokenizer_free(t);
     remove_temp();
 }
@@ -217,8 +212,7 @@ KN_TEST(tokenizer, hostile_files)
     /* 100000 nested lists are refused before the stack ends */
     char *deep = malloc(100000);
     memset(deep, '[', 100000);
-    KN_CHECK(!kn_tokenizer_parse(deep, 100000, "t.json"));
-    KN_CHECK_ERROR("is no tokenizer.json");
+    REFUSED(kn_tokenizer_parse(deep, 100000, "t.json"), "is no tokenizer.json");
     free(deep);
 }
 

@@ -94,6 +94,5 @@ KN_TEST(multi_head_attention, errors)
     REFUSED(kn_call(&a, x), "needs x[B,T,8] and a context[B,S,6], got f64[2,5,8] and none");
     REFUSED(attend(&a, x, noise(1, 3, 4, 6), NULL), "got f64[2,5,8] and f64[3,4,6]");
     REFUSED(attend(&a, NULL, x, NULL), "3 tensors were passed, x is NULL");
-    KN_CHECK(kn_call_n(&a, (kn_values){ 0 }, NULL, 0).n == 0);
-    KN_CHECK_ERROR("0 tensors were passed");
+    REFUSED(kn_call_n(&a, (kn_values){ 0 }, NULL, 0).n, "0 tensors were passed");
 }

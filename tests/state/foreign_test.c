@@ -1,7 +1,7 @@
 /* tests/state/foreign_test.c: models of other programs in several files with an index, as Hugging
  * Face's libraries write them, opened as a state and as a checkpoint. */
 #include "tests/failing.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 #include <errno.h>

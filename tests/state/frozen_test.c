@@ -1,6 +1,6 @@
 /* tests/state/frozen_test.c: the state of what is frozen at the moment, of what several modules
  * share, and of optimizers with their options. */
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 /* Some ways on 1 and 2 threads, as state dicts and as a checkpoint. */

@@ -1,7 +1,7 @@
 /* tests/state/part_test.c: loads in part, of state dicts and checkpoint folders alike: names,
  * patterns, dtypes, parts of a module; and what a load that fails leaves. */
 #include "tests/failing.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 enum { SIDE = 4 };

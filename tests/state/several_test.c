@@ -1,6 +1,6 @@
 /* tests/state/several_test.c: several optimizers in a checkpoint, numbers of each rank, and folders
  * of other programs. */
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 typedef struct job {

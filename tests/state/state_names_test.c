@@ -1,6 +1,6 @@
 /* tests/state/state_names_test.c: names of state dicts: strict and not, other names of shared
  * tensors, prefixes, kinds of a scope, dtypes, keys by number. */
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 /* ---- strict ---------------------------------------------------------------------------------- */

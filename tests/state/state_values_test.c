@@ -4,7 +4,7 @@
 #include "kernels/context.h"
 #include "tests/failing.h"
 #include "tests/models/temp.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/moving.h"
 
 /* ---- values ---------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* tests/tensor/storage_test.c: releasing and retaking bytes, categories, wrapped bytes. */
 #include "tensor/tensor_internal.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 
 static int64_t live(kn_mem_category m)
 {

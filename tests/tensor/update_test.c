@@ -1,7 +1,7 @@
 /* tests/tensor/update_test.c: arithmetic in place: values in each dtype, views that overlap, what
  * autograd notices, errors. */
 #include "autograd/autograd.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 
 static void check_values(const kn_tensor *t, int n, const double *want)
 {
