@@ -31,7 +31,8 @@
             cr_assert_fail();                                                                      \
         }                                                                                          \
     } while (0)
-#define KN_SKIP(...) cr_skip_test("" __VA_ARGS__)
+#define KN_SKIP(...)       cr_skip_test("" __VA_ARGS__)
+#define kn_test_at_end(fn) atexit(fn)
 #else
 typedef struct kn_test_case {
     const char *suite, *name;
@@ -42,6 +43,7 @@ void kn_test_register(kn_test_case *t);
 _Noreturn void kn_test_fail(const char *file, int line, const char *cond, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 _Noreturn void kn_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void kn_test_at_end(void (*fn)(void)); /* it is called once the case has passed */
 #define KN_TEST(suite_, name_)                                                                     \
     static void suite_##_##name_(void);                                                            \
     __attribute__((constructor)) static void suite_##_##name_##_register(void)                     \

@@ -50,7 +50,6 @@ KN_TEST(csv, ways_to_write_a_table)
         KN_CHECK(strcmp(t.name[0], "a") == 0 && strcmp(t.name[2], "c") == 0);
         kn_csv_free(&t);
     }
-    remove_temp();
 }
 
 KN_TEST(csv, columns)
@@ -74,7 +73,6 @@ KN_TEST(csv, columns)
     KN_CHECK(kn_csv_read(path, &t, .header = KN_CSV_HEADER) && t.rows == 1 && !t.y);
     KN_CHECK(t.targets == 0 && strcmp(t.name[1], "2") == 0);
     kn_csv_free(&t);
-    remove_temp();
 }
 
 KN_TEST(csv, numbers)
@@ -93,7 +91,6 @@ KN_TEST(csv, numbers)
     KN_CHECK(is(t.x, x, 3));
     kn_csv_free(&t);
     setlocale(LC_NUMERIC, before);
-    remove_temp();
 }
 
 KN_TEST(csv, missing_values)
@@ -118,7 +115,6 @@ KN_TEST(csv, missing_values)
             "table.csv:2, column 2 (b): '' is a missing value; .fill_missing");
     REFUSED(kn_csv_read(path, &t, .fill_missing = true, .fill = 0.5, .dtype = KN_I64),
             ":2, column 2 (b): '' is missing, and its column can't hold .fill");
-    remove_temp();
 }
 
 KN_TEST(csv, errors)
@@ -177,7 +173,6 @@ KN_TEST(csv, errors)
     }
     REFUSED(kn_csv_read(temp_path("none.csv"), &t), "cannot open the table");
     KN_CHECK(kn_live_tensors() == live);
-    remove_temp();
 }
 
 /* Every prefix of a file, and every byte of it replaced, is read or is an error. */
@@ -199,7 +194,6 @@ KN_TEST(csv, damaged_files)
             kn_clear_error();
             kn_csv_free(&t);
         }
-    remove_temp();
 }
 
 KN_TEST(csv, a_huge_line)
@@ -221,7 +215,6 @@ KN_TEST(csv, a_huge_line)
     REFUSED(kn_csv_read(write_temp("table.csv", text, (size_t)(p - text) + 1000), &t),
             "table.csv:2, column 30000 (column 30000): '7999");
     free(text);
-    remove_temp();
 }
 
 static bool reads(void *path)
@@ -236,5 +229,4 @@ static bool reads(void *path)
 KN_TEST(csv, every_allocation_failing)
 {
     each_allocation_fails(reads, NULL, (void *)(uintptr_t)file("a,b\n1,2\n3,4\n"), 3);
-    remove_temp();
 }

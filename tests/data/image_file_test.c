@@ -221,7 +221,6 @@ KN_TEST(image_file, other_files)
     REFUSED(kn_image_read("x", .max_pixels = -1), ".max_pixels is -1");
     REFUSED(kn_image_read(NULL), "kn_image_read: the path is NULL");
     kn_scope_end(scope);
-    remove_temp();
 }
 
 #ifdef KN_HAVE_PNG
@@ -239,7 +238,6 @@ KN_TEST(image_file, reading_one)
             "it has 5 x 4 pixels; the limit is 19 pixels (.max_pixels)");
     kn_scope_end(scope);
     free(b.data);
-    remove_temp();
 }
 #else
 KN_TEST(image_file, without_libpng)
@@ -247,7 +245,6 @@ KN_TEST(image_file, without_libpng)
     static const uint8_t begin[] = { 0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0 };
     REFUSED(kn_image_read(write_temp("x.png", begin, sizeof begin)),
             "but libpng wasn't found when Knap was built");
-    remove_temp();
 }
 #endif
 #ifndef KN_HAVE_JPEG
@@ -256,6 +253,5 @@ KN_TEST(image_file, without_libjpeg)
     static const uint8_t begin[] = { 0xff, 0xd8, 0xff, 0 };
     REFUSED(kn_image_read(write_temp("x.jpg", begin, sizeof begin)),
             "but libjpeg wasn't found when Knap was built");
-    remove_temp();
 }
 #endif

@@ -73,7 +73,6 @@ KN_TEST(image_folder, classes_and_images_by_name)
         }
         kn_image_set_free(s);
     }
-    remove_temp();
 }
 
 static kn_loader *loader_of(const kn_image_set *s, int64_t batch, int workers)
@@ -100,7 +99,6 @@ KN_TEST(image_folder, batches_on_any_number_of_threads)
         kn_loader_free(l);
     }
     kn_image_set_free(s);
-    remove_temp();
 }
 
 /* One broken image of six: an error that names it, or the next one in its place. */
@@ -133,7 +131,6 @@ KN_TEST(image_folder, images_that_can_not_be_read)
             kn_loader_free(l);
             kn_image_set_free(s);
         }
-    remove_temp();
 }
 
 KN_TEST(image_folder, limits)
@@ -153,7 +150,6 @@ KN_TEST(image_folder, limits)
     REFUSED(kn_image_loader(s, NULL, .batch = 2, .augment = { .resize = { 8 } }),
             "the images differ in size");
     kn_image_set_free(s);
-    remove_temp();
 }
 
 KN_TEST(image_folder, folders_that_do_not_fit)
@@ -176,7 +172,6 @@ KN_TEST(image_folder, folders_that_do_not_fit)
     KN_CHECK(symlink("..", temp_path("train/fox/up")) == 0); /* without end */
     REFUSED(kn_image_set_open(folder, "train"), "more than 16 folders in each other");
     remove(temp_path("train/fox/up"));
-    remove_temp();
 }
 
 static kn_loader *of_folder(const char *folder, kn_image_set **set)
@@ -189,7 +184,6 @@ KN_TEST(image_folder, every_allocation_failing)
 {
     const char *folder = make_set();
     fail_each_allocation(of_folder, folder, 300);
-    remove_temp();
 }
 
 #endif

@@ -55,7 +55,6 @@ KN_TEST(image_loader, any_number_of_workers)
             kn_loader_free(l);
         }
     kn_image_set_free(s);
-    remove_temp();
 }
 
 /* A sample is what kn_augment_image makes of its image with its numbers. */
@@ -79,7 +78,6 @@ KN_TEST(image_loader, samples_are_functions_of_seed_epoch_and_index)
     }
     kn_loader_free(l);
     kn_image_set_free(s);
-    remove_temp();
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
@@ -112,7 +110,6 @@ KN_TEST(image_loader, ranks_share_what_one_process_sees)
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         KN_CHECK(kn_spawn_threads(ranks, shares, s) == 0, "%d ranks", ranks);
     kn_image_set_free(s);
-    remove_temp();
 }
 
 /* Twice as large batches hold the same pairs. */
@@ -133,7 +130,6 @@ KN_TEST(image_loader, pairs_do_not_depend_on_the_batch)
     kn_loader_free(a);
     kn_loader_free(b);
     kn_image_set_free(s);
-    remove_temp();
 }
 
 /* ---- mixing ---------------------------------------------------------------------------------- */
@@ -212,7 +208,6 @@ KN_TEST(image_loader, mixed_labels)
     }
     kn_loader_free(l);
     kn_image_set_free(s);
-    remove_temp();
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -240,7 +235,6 @@ KN_TEST(image_loader, errors)
     kn_scope_end(scope);
     kn_loader_free(l);
     kn_image_set_free(s);
-    remove_temp();
 }
 
 static kn_loader *of_cifar(const char *folder, kn_image_set **set)
@@ -253,5 +247,4 @@ KN_TEST(image_loader, every_allocation_failing)
 {
     const char *folder = write_cifar10(EACH);
     fail_each_allocation(of_cifar, folder, 200);
-    remove_temp();
 }

@@ -39,7 +39,6 @@ KN_TEST(image_set, cifar10)
     KN_CHECK(s && kn_image_set_read_info(s).count == 3 && kn_image_set_label(s, 1) == 1);
     kn_image_set_free(s);
     KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before);
-    remove_temp();
 }
 
 KN_TEST(image_set, cifar100)
@@ -60,7 +59,6 @@ KN_TEST(image_set, cifar100)
         kn_scope_end(scope);
         kn_image_set_free(s);
     }
-    remove_temp();
 }
 
 KN_TEST(image_set, idx)
@@ -79,7 +77,6 @@ KN_TEST(image_set, idx)
     KN_CHECK(p[0] == 140 && p[PIXELS - 1] == 140);
     kn_scope_end(scope);
     kn_image_set_free(s);
-    remove_temp();
 }
 
 KN_TEST(image_set, batches_that_are_damaged)
@@ -223,5 +220,4 @@ KN_TEST(image_set, folders_of_data)
     KN_CHECK(finds("fashion-mnist", "/a/fashion-mnist"));
     touch(temp_path("b/fashion-mnist/train-images-idx3-ubyte.gz"));
     KN_CHECK(finds("fashion-mnist", "/b/fashion-mnist"));
-    remove_temp();
 }

@@ -50,7 +50,6 @@ KN_TEST(loader, in_order_and_around)
     KN_CHECK(y[0] == 4);
     kn_loader_free(l);
     KN_CHECK(kn_live_tensors() == live);
-    remove_temp();
 }
 
 KN_TEST(loader, every_epoch_is_a_permutation)
@@ -70,7 +69,6 @@ KN_TEST(loader, every_epoch_is_a_permutation)
     KN_CHECK(memcmp(order[0], order[1], sizeof order[0]) != 0);
     KN_CHECK(memcmp(order[1], order[2], sizeof order[0]) != 0);
     kn_loader_free(l);
-    remove_temp();
 }
 
 /* Round k of rank r of 2 is micro-batch 2 k + r of one process; the same for texts with accum. */
@@ -111,7 +109,6 @@ KN_TEST(loader, ranks_share_what_one_process_sees)
 {
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files */
     KN_CHECK(kn_spawn_threads(2, rank_sees_its_share, (void *)(uintptr_t)temp_path("")) == 0);
-    remove_temp();
 }
 
 /* Pixels as other floats, on threads, round as a cast does. */
@@ -134,7 +131,6 @@ KN_TEST(loader, dtypes_of_pixels)
         kn_scope_end(scope);
     }
     kn_loader_free(plain);
-    remove_temp();
 }
 
 /* Threads that fill windows of a text draw those that one would. */
@@ -184,7 +180,6 @@ KN_TEST(loader, errors)
             "kn_text_loader: .batch must lie between 1 and");
     kn_text_free(text);
     kn_tokenizer_free(tok);
-    remove_temp();
 }
 
 static kn_loader *of_mnist(const char *folder, kn_image_set **set)
@@ -196,5 +191,4 @@ KN_TEST(loader, every_allocation_failing)
 {
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files */
     fail_each_allocation(of_mnist, temp_path(""), 100);
-    remove_temp();
 }

@@ -40,7 +40,6 @@ KN_TEST(mnist, gzipped_files_without_zlib)
     REFUSED(kn_idx_read(write_temp("some.idx.gz", begin, sizeof begin)),
             "is gzipped, but zlib wasn't found when Knap was built");
     kn_scope_end(scope);
-    remove_temp();
 }
 #endif
 
@@ -68,7 +67,6 @@ KN_TEST(mnist, plain_and_gzipped)
     REFUSED(kn_images_read(temp_path(""), "train", &im), "train-images-idx3-ubyte.gz");
     REFUSED(kn_images_read(temp_path(""), "tset", &im),
             "no split 'tset'; splits are train and test");
-    remove_temp();
 }
 
 KN_TEST(mnist, hostile_headers)
@@ -109,7 +107,6 @@ KN_TEST(mnist, hostile_headers)
     labels[7] = 11;
     write_both(images, sizeof images, labels, sizeof labels);
     REFUSED(kn_images_read(temp_path(""), "test", &im), "has 11 labels for 10 images");
-    remove_temp();
 }
 
 /* Cut at every byte, and one byte changed at every place: an error, or (changed bytes that gzip
@@ -149,7 +146,6 @@ KN_TEST(mnist, truncated_and_flipped_files)
         KN_CHECK(!kn_images_read(temp_path(""), "test", &im), "%zu bytes of labels are taken", i);
         KN_CHECK_ERROR("labels-idx1-ubyte");
     }
-    remove_temp();
 }
 
 /* Every type of element, in any number of dims. */
@@ -202,7 +198,6 @@ KN_TEST(mnist, idx_files)
     KN_CHECK(access(shorter, R_OK) != 0 || !kn_idx_read(shorter));
     kn_clear_error();
     REFUSED(kn_idx_read(temp_path("none")), "cannot open");
-    remove_temp();
 }
 
 /* Memory for the elements that a header promises isn't used before they come. */
@@ -219,7 +214,6 @@ KN_TEST(mnist, promises_of_a_short_file)
     getrusage(RUSAGE_SELF, &after);
     KN_CHECK(after.ru_maxrss - before.ru_maxrss < 128 << 10, "%ld KiB more",
              after.ru_maxrss - before.ru_maxrss);
-    remove_temp();
 }
 
 KN_TEST(mnist, real_files)

@@ -189,7 +189,6 @@ KN_TEST(chat, bad_lines_are_named)
             ".chat says where conversations end");
     REFUSED(kn_text_read(write_temp("x", "KNTOKENS", 8), &t, .chat = "plain"),
             "--template is for texts");
-    remove_temp();
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -238,7 +237,6 @@ KN_TEST(chat, rows_of_one)
     KN_CHECK_ERROR("of 20 conversations none with an answer in its first 28 tokens is for");
     kn_text_free(text);
     kn_tokenizer_free(t);
-    remove_temp();
 }
 
 /* As many as fit, each with the place where it begins; padding sees itself only. */
@@ -260,7 +258,6 @@ KN_TEST(chat, rows_of_several)
     KN_CHECK(counted == 18 * 3, "%lld", (long long)counted);
     kn_text_free(text);
     kn_tokenizer_free(t);
-    remove_temp();
 }
 
 /* All conversations of one file are for training, all of the other for validation. */
@@ -280,5 +277,4 @@ KN_TEST(chat, validation_of_its_own)
     REFUSED(kn_text_pack(plain, 4, false), "the text holds no conversations");
     kn_text_free(plain);
     kn_tokenizer_free(t);
-    remove_temp();
 }

@@ -193,7 +193,6 @@ KN_TEST(checkpoint_module, resumed_to_the_same_bits)
     on_ranks(2, resume, &two);
     on_ranks(2, load_all, &one);
     on_ranks(1, load_all, &two);
-    remove_temp();
 }
 
 /* Rank 0 is slower than the timeout that the tree's communicator has of its own. */
@@ -219,7 +218,6 @@ KN_TEST(checkpoint_module, no_timeout_holds_meanwhile)
     static job j;
     make_job(&j, "slow");
     on_ranks(2, slow_rank, &j);
-    remove_temp();
 }
 
 /* Each rank's statistics are saved; on other numbers of ranks all get those of rank 0. */
@@ -249,7 +247,6 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     kn_scope_end(scope);
     kn_safetensors_close(state);
     kn_checkpoint_free(c);
-    remove_temp();
 }
 
 /* A buffer that computes in bf16 is saved and loaded in its own dtype. */
@@ -294,7 +291,6 @@ KN_TEST(checkpoint_module, buffers_in_full_precision)
         snprintf(name, sizeof name, "full%d", ranks);
         on_ranks(ranks, full_buffers, (void *)temp_path(name));
     }
-    remove_temp();
 }
 
 /* ---- what may be left out, and what doesn't fit ---------------------------------------------- */
@@ -343,7 +339,6 @@ KN_TEST(checkpoint_module, only_what_was_given)
     kn_checkpoint_free(c);
     kn_tokenizer_free(tokenizer), kn_host_free(text);
     trainer_free(&t), trainer_free(&u);
-    remove_temp();
 }
 
 /* A parameter that isn't finite is a diverged run; a buffer may be a mask of -inf. */
@@ -366,7 +361,6 @@ KN_TEST(checkpoint_module, masks_may_be_infinite)
     kn_set_grad_mode(mode);
     REFUSED(kn_checkpoint_save(dir, &line, .step = 2), "element 0 of bias is not finite");
     kn_module_free(&line);
-    remove_temp();
 }
 
 /* .step is the caller's count, of epochs for instance; the optimizer counts by itself. */
@@ -380,7 +374,6 @@ KN_TEST(checkpoint_module, the_step_is_the_callers)
     KN_CHECK(load(&u, dir) && same_state(&t, &u, true), "%s", kn_error());
     trainer_free(&t);
     trainer_free(&u);
-    remove_temp();
 }
 
 KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
@@ -412,7 +405,6 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     kn_module_free(&line);
     trainer_free(&t);
     trainer_free(&other);
-    remove_temp();
 }
 
 /* No collective follows an error. */
@@ -455,7 +447,6 @@ KN_TEST(checkpoint_module, a_damaged_count_of_averages_is_an_error)
     KN_CHECK(load(&u, dir) && kn_ema_updates(u.ema) == 7, "%s", kn_error());
     trainer_free(&t);
     trainer_free(&u);
-    remove_temp();
 }
 
 /* The saved model is the averages, also where the module holds them; a load for training gives the

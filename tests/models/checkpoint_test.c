@@ -40,7 +40,6 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     kn_run_folder_release(NULL);
     write_temp("file", "x", 1);
     REFUSED(kn_run_folder_claim(temp_path("file")), "/file");
-    remove_temp();
 }
 
 static void make_temp(const char *name)
@@ -111,7 +110,6 @@ KN_TEST(checkpoint, a_claim_tidies_up)
     FILE *f = fopen(temp_path("step-00000030/state.json"), "r");
     KN_CHECK(f && fgets(text, sizeof text, f) && strstr(text, "\"number\": 2"), "the old one");
     fclose(f);
-    remove_temp();
 }
 
 /* Writers of one path don't share a temporary file: each write succeeds, and the file equals one of
@@ -142,7 +140,6 @@ KN_TEST(checkpoint, writers_of_one_file)
     for (size_t i = 1; i < SIZE; i++)
         KN_CHECK(map.data[i] == map.data[0]);
     kn_file_unmap(&map);
-    remove_temp();
 }
 
 /* Mapped data stays readable when the file is truncated, as by another program that saves in
@@ -155,7 +152,6 @@ KN_TEST(checkpoint, a_file_that_is_cut_afterwards)
     KN_CHECK(kn_file_map(path, "file", &map), "%s", kn_error());
     KN_CHECK(truncate(path, 0) == 0 && map.data[sizeof text - 1] == 0 && map.data[0] == 't');
     kn_file_unmap(&map);
-    remove_temp();
 }
 
 /* ---- buffers of ranks ------------------------------------------------------------------------ */
@@ -185,5 +181,4 @@ KN_TEST(checkpoint, ranks_buffers_are_compared_whole)
     char dir[256];
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     KN_CHECK(kn_spawn_threads(2, last_bytes, dir) == 0);
-    remove_temp();
 }

@@ -61,7 +61,6 @@ KN_TEST(data, finding)
     kn_host_free(found);
     restore("KNAP_DATA", old_data);
     restore("HOME", old_home);
-    remove_temp();
 }
 
 KN_TEST(data, finding_paths)
@@ -76,7 +75,6 @@ KN_TEST(data, finding_paths)
         kn_data_find("no/such/file.txt"),
         "no data set or file 'no/such/file.txt'; data sets are shakespeare, mnist, fashion-mnist, "
         "cifar10 and cifar100");
-    remove_temp();
 }
 
 KN_TEST(data, files_that_are_no_texts)
@@ -93,7 +91,6 @@ KN_TEST(data, files_that_are_no_texts)
     REFUSED(kn_text_open(write_temp("a.txt", "abc", 3), "wordy", &tok),
             "no tokenizer 'wordy': give char, byte, or the file");
     KN_CHECK(tok == NULL);
-    remove_temp();
 }
 
 KN_TEST(data, texts_too_short_for_the_context)
@@ -265,7 +262,6 @@ KN_TEST(data, token_files)
     kn_tokenizer_free(tok);
     kn_tokenizer_free(tok2);
     kn_tokenizer_free(tok3);
-    remove_temp();
 }
 
 /* llm.c's and nanoGPT's token files, and such as aren't. */
@@ -317,7 +313,6 @@ KN_TEST(data, token_files_of_others)
     REFUSED(kn_text_map_plain(write_temp("odd.bin", ids, 7), 16),
             "7 bytes, which is no number of tokens");
     KN_CHECK(!kn_text_is_plain(write_temp("a.txt", ids, 8)));
-    remove_temp();
 }
 
 /* A token file with these fields, 3 tokens of width bytes 1, 2, 3. */
@@ -384,7 +379,6 @@ KN_TEST(data, hostile_token_files)
         kn_clear_error();
         file[i] ^= 0x40;
     }
-    remove_temp();
 }
 
 /* An id outside the vocabulary is found when it is drawn, and named. */
@@ -398,7 +392,6 @@ KN_TEST(data, damaged_tokens)
     KN_CHECK(t != NULL, "%s", kn_error());
     REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, 1, 4, x, y), "is 257, outside the vocabulary of 4");
     kn_text_free(t);
-    remove_temp();
 }
 
 KN_TEST(data, tiny_shakespeare)

@@ -41,7 +41,6 @@ KN_TEST(documents, lines_of_json)
     READS("{\"text\": \"a<|endoftext|>b\"}", "97 256 98 256", .kind = "byte", .field = "text");
     READS("{\"body\": \"ab\"}", "97 98 256", .kind = "byte", .field = "body", .end = "<end>");
     READS("{\"text\": \"ba\"}\n{\"text\": \"c\"}", "1 0 3 2 3", .field = "text"); /* char */
-    remove_temp();
 }
 
 KN_TEST(documents, separators)
@@ -50,7 +49,6 @@ KN_TEST(documents, separators)
     READS("a\r\n--\r\n\nb--\n", "97 256 10 98 45 45 256", .kind = "byte", .separator = "--");
     READS("a\nb\n\n\nc", "97 10 98 256 99 256", .kind = "byte", .separator = "");
     READS("ab", "97 98 256", .kind = "byte", .end = "<|endoftext|>"); /* a file is one */
-    remove_temp();
 }
 
 #define REFUSES(text, says, ...)                                                                   \
@@ -93,7 +91,6 @@ KN_TEST(documents, bad_ones_are_named)
     REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"),
             "the tokenizer has no token 'x<>', which is to end a document");
     kn_tokenizer_free(tok);
-    remove_temp();
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -120,7 +117,6 @@ KN_TEST(documents, begin_of_each_token)
     REFUSED(kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin),
             "which token stands between documents of the text isn't known");
     kn_text_free(t);
-    remove_temp();
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */

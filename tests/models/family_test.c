@@ -354,7 +354,6 @@ KN_TEST(family, configurations_are_saved)
         kn_host_free(text), kn_host_free(second);
         kn_module_free(&m), kn_module_free(&again);
     }
-    remove_temp();
 }
 
 KN_TEST(family, defaults_are_filled_in)
@@ -431,7 +430,6 @@ KN_TEST(family, a_damaged_configuration_is_refused)
         kn_host_free(text);
         kn_module_free(&m);
     }
-    remove_temp();
 }
 
 /* That of a Llama with a head of its own, as transformers writes it. */
@@ -489,5 +487,4 @@ KN_TEST(family, configurations_of_hugging_face)
                  "%s", edits[i].to);
     }
     kn_module_free(&m);
-    remove_temp();
 }

@@ -46,7 +46,6 @@ KN_TEST(image, a_grid_of_grey_images)
     pixel = pixels_of(path, false, &width, &height); /* 2 x 2 of them, gaps of 2 */
     KN_CHECK(width == 10 && height == 10, "%u x %u", width, height);
     free(pixel);
-    remove_temp();
 }
 
 KN_TEST(image, colours_and_a_range)
@@ -69,7 +68,6 @@ KN_TEST(image, colours_and_a_range)
     KN_CHECK(width == 9 && height == 8 && pixel[2 * 9 + 2] == 255 && pixel[0] == 0);
     free(pixel);
     REFUSED(kn_image_save(temp_path("none/x.png"), x), "none/x.png");
-    remove_temp();
 }
 #else
 KN_TEST(image, without_libpng)

@@ -89,7 +89,6 @@ KN_TEST(imported, exported_and_read)
     REFUSED(kn_export(temp_folder, &g, .gpt = &gpt, .comm = kn_comm_self()),
             "that Knap didn't export");
     kn_module_free(&g);
-    remove_temp();
 }
 
 /* A model's folder as older files have it: without "transformer." before names, with masks of
@@ -202,7 +201,6 @@ KN_TEST(imported, refused)
     REFUSED(kn_import_open(temp_path("nowhere")), "nowhere");
     write_temp("config.json", "{\"model_type\": \"gpt2\"", 21);
     REFUSED(kn_import_open(temp_folder), "is no JSON object");
-    remove_temp();
 }
 
 /* GPT-2's config.json by itself: what the GPT here doesn't compute. */

@@ -243,5 +243,4 @@ KN_TEST(one_file, not_exported)
         "holds a model.bin that Knap didn't export");
     kn_module_free(&g);
     kn_module_free(&l);
-    remove_temp();
 }

@@ -72,7 +72,6 @@ KN_TEST(options_file, read)
     o = load(&c, NULL, "", 0);
     KN_CHECK(o && c.lr == 1e-3);
     kn_options_free(o);
-    remove_temp();
 }
 
 /* The command line wins, also over what contradicts it. */
@@ -96,7 +95,6 @@ KN_TEST(options_file, command_line_wins)
     o = load(&c, NULL, "recompute = false\nlog = 'x'", 27);
     KN_CHECK(o && c.log && !c.recompute, "%s", kn_error());
     kn_options_free(o);
-    remove_temp();
 }
 
 KN_TEST(options_file, refused)
@@ -171,7 +169,6 @@ KN_TEST(options_file, refused)
     KN_CHECK(!kn_options_load(o, NULL) && !kn_options_load(NULL, "x"));
     kn_clear_error();
     kn_options_free(o);
-    remove_temp();
 }
 
 KN_TEST(options_file, written_and_read)
@@ -203,5 +200,4 @@ KN_TEST(options_file, written_and_read)
     kn_host_free(text);
     kn_options_free(from);
     kn_options_free(to);
-    remove_temp();
 }

@@ -79,7 +79,6 @@ KN_TEST(pretrained_input, timms_configurations)
                  i);
         kn_pretrained_free(p);
     }
-    remove_temp();
 }
 
 static const struct {
@@ -135,7 +134,6 @@ KN_TEST(pretrained_input, damaged_configurations)
             KN_CHECK_ERROR(bad[i].error);
         kn_pretrained_free(p);
     }
-    remove_temp();
 }
 
 /* Memory stays within the file's size and a constant: depth and number of values are bounded. */
@@ -157,7 +155,6 @@ KN_TEST(pretrained_input, large_configurations)
     KN_CHECK(truncate(temp_path("config.json"), ((off_t)1 << 26) + 1) == 0);
     REFUSED(kn_pretrained_open(dir), "67108864 bytes");
     free(text);
-    remove_temp();
 }
 
 /* ---- state dictionaries ---------------------------------------------------------------------- */
@@ -243,7 +240,6 @@ KN_TEST(pretrained_input, state_dictionaries)
             kn_module_free(&m);
         kn_pretrained_free(p);
     }
-    remove_temp();
 }
 
 KN_TEST(pretrained_input, places_without_a_model)
@@ -261,5 +257,4 @@ KN_TEST(pretrained_input, places_without_a_model)
     KN_CHECK((p = kn_pretrained_open(dir)) != NULL && !kn_pretrained_label(p, 0) && kn_ok());
     REFUSED(kn_pretrained_label(p, 3), "there is no class 3; the model has 3");
     kn_pretrained_free(p);
-    remove_temp();
 }

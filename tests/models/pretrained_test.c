@@ -150,7 +150,6 @@ KN_TEST(pretrained, files_have_torchvisions_names)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         KN_CHECK(strstr(text, parts[i]) != NULL, "%s: %s", parts[i], text);
     kn_module_free(&n);
-    remove_temp();
 }
 
 /* ---- on ranks -------------------------------------------------------------------------------- */
@@ -222,7 +221,6 @@ KN_TEST(pretrained, models_return_on_any_number_of_ranks)
         snprintf(dir[k], sizeof dir[k], "%s", temp_path((char[]){ 'a' + (char)k, '\0' }));
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         on_ranks(ranks, there_and_back, dir);
-    remove_temp();
 }
 
 /* ---- a folder that changes ------------------------------------------------------------------- */
@@ -283,7 +281,6 @@ KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
             on_ranks(2, see_others, &v);
         }
     kn_module_free(&n), kn_module_free(&other);
-    remove_temp();
 }
 
 /* Two models of one shape in turn; the number of the one that failed, or 0. */
@@ -326,7 +323,6 @@ KN_TEST(pretrained, a_model_that_is_replaced_meanwhile)
     }
     KN_CHECK(status == 0 && opened > 0, "status %d, opened %d", status, opened);
     kn_module_free(&a), kn_module_free(&b), kn_module_free(&c);
-    remove_temp();
 }
 
 /* The file has the averages, and the module goes on with its own values. */
@@ -356,7 +352,6 @@ KN_TEST(pretrained, averages_are_saved)
     static char dir[256];
     snprintf(dir, sizeof dir, "%s", temp_path("ema"));
     on_ranks(2, averages, dir);
-    remove_temp();
 }
 
 /* ---- another number of classes --------------------------------------------------------------- */
@@ -385,7 +380,6 @@ KN_TEST(pretrained, a_new_head_keeps_its_values)
         kn_pretrained_free(p);
         kn_module_free(&a), kn_module_free(&b);
     }
-    remove_temp();
 }
 
 /* ---- what may be overwritten, and when memory ends ------------------------------------------- */
@@ -422,7 +416,6 @@ KN_TEST(pretrained, only_exports_are_replaced)
     KN_CHECK(p != NULL, "%s", kn_error());
     kn_pretrained_free(p);
     kn_module_free(&n);
-    remove_temp();
 }
 
 /* The old configuration goes before the model, the new one comes after it. */
@@ -444,7 +437,6 @@ KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
     KN_CHECK(p != NULL, "%s", kn_error());
     kn_pretrained_free(p);
     kn_module_free(&n);
-    remove_temp();
 }
 
 static bool writes(void *net)
@@ -468,5 +460,4 @@ KN_TEST(pretrained, out_of_memory_anywhere)
     each_allocation_fails(writes, NULL, &n, 30);
     each_allocation_fails(reads, NULL, &n, 30);
     kn_module_free(&n);
-    remove_temp();
 }

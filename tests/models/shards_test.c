@@ -52,7 +52,6 @@ KN_TEST(shards, several_files_are_one_text)
     KN_CHECK(t && kn_text_token(t, 0) == 30 && kn_text_token(t, 69) == 99, "%s", kn_error());
     kn_text_free(t);
     kn_text_free(one);
-    remove_temp();
 }
 
 /* The tokenizer of the first file, or of the folder. */
@@ -73,7 +72,6 @@ KN_TEST(shards, tokenizers_beside_them)
     kn_text_free(t);
     kn_tokenizer_free(tok);
     kn_tokenizer_free(byte);
-    remove_temp();
 }
 
 /* Texts of a folder are encoded by one tokenizer. */
@@ -89,7 +87,6 @@ KN_TEST(shards, several_texts)
     KN_CHECK(t && kn_text_token(t, 0) == 'a' && kn_text_token(t, 3) == 'd', "%s", kn_error());
     kn_text_free(t);
     kn_tokenizer_free(tok);
-    remove_temp();
 }
 
 KN_TEST(shards, files_that_do_not_go_together)
@@ -111,7 +108,6 @@ KN_TEST(shards, files_that_do_not_go_together)
     REFUSED(kn_text_read(temp_path("set/a.tokens"), &tok, .vocab = 256),
             "--vocab is for tokens without a header");
     REFUSED(kn_text_read(temp_path("set"), &tok, .vocab = 65537), ".vocab is 65537");
-    remove_temp();
 }
 
 /* An id outside the vocabulary is named by its place in its file. */
@@ -131,7 +127,6 @@ KN_TEST(shards, damaged_tokens)
     KN_CHECK(strstr(kn_error(), "token 3 of ") && strstr(kn_error(), "2.bin is 9, outside"));
     KN_CHECK_ERROR("outside the vocabulary of 9");
     kn_text_free(t);
-    remove_temp();
 }
 
 /* All of one text is for training, all of the other for validation. */

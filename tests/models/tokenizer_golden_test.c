@@ -201,5 +201,4 @@ KN_TEST(tokenizer_golden, training)
             kn_tokenizer_free(t);
         }
     kn_file_unmap(&text);
-    remove_temp();
 }

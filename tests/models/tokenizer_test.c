@@ -135,7 +135,6 @@ KN_TEST(tokenizer, saved_and_loaded)
     kn_tokenizer *t = kn_tokenizer_create("byte", NULL, 0);
     REFUSED(kn_tokenizer_save(t, temp_path("no/such/folder.json")), "cannot write");
     kn_tokenizer_free(t);
-    remove_temp();
 }
 
 #define MODEL(rest)  "{\"model\": {\"type\": \"BPE\", " rest "}}"

@@ -82,5 +82,4 @@ KN_TEST(vision_input, inputs_of_strangers_are_checked)
     }
     kn_host_free(text);
     kn_module_free(&m);
-    remove_temp();
 }

@@ -74,7 +74,6 @@ KN_TEST(damage, a_flipped_byte_gives_way_to_the_one_before)
         REFUSED(kn_checkpoint_open_checked(named, NULL), "have the checksum");
         flip_last_byte(temp_path(file[i]));
     }
-    remove_temp();
 }
 
 /* ---- the program's own files ----------------------------------------------------------------- */
@@ -232,7 +231,6 @@ KN_TEST(damage, more_ranks_of_buffers_than_tensors)
     kn_checkpoint_free(c);
     kn_optim_free(o);
     kn_module_free(&b);
-    remove_temp();
 }
 
 /* ---- saves in the background ----------------------------------------------------------------- */

@@ -405,7 +405,6 @@ KN_TEST(folder, no_timeout_holds_during_a_claim)
 {
     write_temp("file", "x", 1);
     KN_CHECK(kn_spawn_threads(1, refused_claim, (void *)temp_path("file/run")) == 0);
-    remove_temp();
 }
 
 static atomic_bool given_up; /* by rank 0 */
@@ -491,5 +490,4 @@ KN_TEST(folder, the_best_one_waits_for_a_commit)
         snprintf(dir, sizeof dir, "%s", temp_path(ranks == 1 ? "run" : "run2"));
         KN_CHECK(kn_spawn_threads(ranks, best_during_a_commit, NULL) == 0);
     }
-    remove_temp();
 }

@@ -92,7 +92,6 @@ KN_TEST(foreign, opened_by_a_sharded_module)
             if (!ways[i].ranks || ways[i].ranks == ranks)
                 on_threads(ranks, loads, &j);
         }
-    remove_temp();
 }
 
 /* A tensor's bytes are read when it is wanted; the state can be saved and merged. */
@@ -119,7 +118,6 @@ KN_TEST(foreign, tensors_are_read_when_wanted)
     KN_CHECK(kn_load_state_dict(&other, s), "the old ones are open: %s", kn_error());
     kn_state_free(s);
     kn_module_free(&m), kn_module_free(&other);
-    remove_temp();
 }
 
 /* ---- what is refused ------------------------------------------------------------------------- */
@@ -163,7 +161,6 @@ KN_TEST(foreign, an_index_of_a_stranger)
     REFUSED(kn_checkpoint_open(temp_path("empty"), NULL), "holds no checkpoint");
     REFUSED(kn_state_open(temp_path("empty")), "no file in this folder ends in .safetensors");
     kn_module_free(&m);
-    remove_temp();
 }
 
 typedef struct opening {
@@ -193,5 +190,4 @@ KN_TEST(foreign, memory_runs_out)
         stored_free(&o.t);
     }
     kn_module_free(&m);
-    remove_temp();
 }

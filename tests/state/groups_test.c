@@ -114,7 +114,6 @@ KN_TEST(groups, each_group_s_parameters_are_saved)
     snprintf(j.dir, sizeof j.dir, "%s", temp_path("run"));
     for (j.how = 0; j.how < WAYS; j.how++)
         KN_CHECK(kn_spawn_threads(RANKS, saved, &j) == 0, "way %d: %s", (int)j.how, kn_error());
-    remove_temp();
 }
 
 static int taken(kn_comm *world, void *arg)
@@ -172,5 +171,4 @@ KN_TEST(groups, another_number_of_groups_is_refused)
         snprintf(j.dir, sizeof j.dir, "%s", temp_path(name));
         KN_CHECK(kn_spawn_threads(RANKS, refused, &j) == 0, "way %d", (int)j.how);
     }
-    remove_temp();
 }

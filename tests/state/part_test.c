@@ -287,7 +287,6 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
         stored_free(&t);
         kn_module_free(&m), kn_module_free(&other);
     }
-    remove_temp();
 }
 
 /* A graph that saved what a local state is loaded over: where a unit computes with the masters,

@@ -77,7 +77,6 @@ KN_TEST(pieces_files, files_are_those_of_the_convention)
     holds("shard-00002-model-00002-of-00002.safetensors",
           INFO(W("2,0")) SUMS("\\\"w\\\":\\\"4cd842368f6fff4f\\\"") W_IS("1,4", 16) "}", values + 8,
           16);
-    remove_temp();
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
@@ -120,7 +119,6 @@ KN_TEST(pieces_files, damage_is_found)
     kn_clear_error();
     kn_pieces_close(p);
     opening_says("the file is truncated");
-    remove_temp();
 }
 
 KN_TEST(pieces_files, a_missing_a_second_and_a_foreign_file_are_found)
@@ -138,7 +136,6 @@ KN_TEST(pieces_files, a_missing_a_second_and_a_foreign_file_are_found)
     clear_folder("");
     KN_CHECK(write_rank(0, "c0ffee") && write_rank(1, "7ea"), "%s", kn_error());
     opening_says("aren't of one checkpoint: their ids are \"c0ffee\" and \"7ea\"");
-    remove_temp();
 }
 
 /* A file with one tensor "w" of 4 bytes a number, and metadata, as a stranger may write it. */
@@ -194,7 +191,6 @@ KN_TEST(pieces_files, metadata_of_strangers_is_checked)
     kn_pieces *p = kn_pieces_open(temp_folder);
     KN_CHECK(p && kn_pieces_tensor(p, 0)->shape[0] == 4 && !kn_pieces_has_sums(p, 0));
     kn_pieces_close(p);
-    remove_temp();
 }
 
 /* ---- files of other programs ----------------------------------------------------------------- */
@@ -227,7 +223,6 @@ KN_TEST(pieces_files, an_index_names_the_files)
     p = kn_pieces_open(temp_path("consolidated.safetensors"));
     KN_CHECK(p && kn_pieces_count(p) == 1 && kn_pieces_tensor(p, 0)->shape[1] == 3);
     kn_pieces_close(p);
-    remove_temp();
 }
 
 /* More than are kept open; each row in a file of its own. */
@@ -250,7 +245,6 @@ KN_TEST(pieces_files, hundreds_of_files)
     KN_CHECK(strstr(kn_error(), "003.safetensors: the file was replaced"), "%s", kn_error());
     kn_clear_error();
     kn_pieces_close(p);
-    remove_temp();
 }
 
 /* A file of holes: 5 GiB, none of them on the disk. */
@@ -274,7 +268,6 @@ KN_TEST(pieces_files, places_beyond_4_gib)
     KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ 0, 1, 4, 1073741824, 0 }, got)); /* a column */
     KN_CHECK(memcmp(got, "c\0\0\0", 4) == 0);
     kn_pieces_close(p);
-    remove_temp();
 }
 
 /* ---- a writer that fails --------------------------------------------------------------------- */
@@ -299,7 +292,6 @@ KN_TEST(pieces_files, a_failed_writer_leaves_nothing)
     KN_CHECK(strstr(kn_error(), "is there already"), "%s", kn_error());
     kn_clear_error();
     KN_CHECK(place_files() == 1, "the file that was there is still there, alone");
-    remove_temp();
 }
 
 KN_TEST(pieces_files, a_full_disk_is_an_error)
@@ -315,7 +307,6 @@ KN_TEST(pieces_files, a_full_disk_is_an_error)
     KN_CHECK(strstr(kn_error(), "cannot write") && strstr(kn_error(), "File too large"));
     kn_pieces_abandon(w);
     kn_clear_error();
-    remove_temp();
 }
 
 static bool writes(void *arg)
@@ -335,7 +326,6 @@ KN_TEST(pieces_files, every_allocation_of_a_writer_may_fail)
     place_begin();
     each_allocation_fails(writes, no_file_is_left, &files, 10);
     KN_CHECK(place_files() == 2);
-    remove_temp();
 }
 
 static bool reads(void *arg)
@@ -355,7 +345,6 @@ KN_TEST(pieces_files, every_allocation_of_a_reader_may_fail)
     write_both();
     each_allocation_fails(reads, NULL, got, 10);
     KN_CHECK(memcmp(got, values, sizeof got) == 0);
-    remove_temp();
 }
 
 static bool merges(void *p)
@@ -383,5 +372,4 @@ KN_TEST(pieces_files, every_allocation_of_a_merge_may_fail)
     KN_CHECK(kn_pieces_read(p, kn_pieces_find(p, "w"), (kn_interval){ 0, 12, 1, 12, 0 }, got) &&
              memcmp(got, values, sizeof got) == 0);
     kn_pieces_close(p);
-    remove_temp();
 }

@@ -144,5 +144,4 @@ KN_TEST(pieces, any_layout_reads_what_any_other_wrote)
     check_files_of(&m, KN_LAYOUT_RAGGED, 2);
     check_files_of(&m, KN_LAYOUT_PER_PARAM, 2);
     free_model(&m);
-    remove_temp();
 }

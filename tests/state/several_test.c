@@ -231,7 +231,6 @@ KN_TEST(several, some_of_them)
     kn_checkpoint_free(c);
     opts_free(&x), opts_free(&y);
     kn_module_free(&m), kn_module_free(&other);
-    remove_temp();
 }
 
 static int unequal(kn_comm *world, void *arg)
@@ -252,5 +251,4 @@ KN_TEST(several, all_ranks_give_their_own)
 {
     KN_CHECK(kn_spawn_threads(2, unequal, (void *)temp_path("run")) == 0);
     kn_clear_error();
-    remove_temp();
 }

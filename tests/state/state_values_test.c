@@ -120,7 +120,6 @@ KN_TEST(state_values, come_back_from_a_file)
                  strcmp(kn_state_text(back, "note"), "\"quoted\" \xc3\xa4") == 0,
              "%s", kn_error());
     kn_state_free(s), kn_state_free(back);
-    remove_temp();
 }
 
 KN_TEST(state_values, files_that_are_none)
@@ -137,7 +136,6 @@ KN_TEST(state_values, files_that_are_none)
     KN_CHECK(kn_safetensors_save(temp_path("b"), &e, 1, &bad[1], 1));
     REFUSED(kn_state_open(temp_path("b")), "'a' is a tensor and a value");
     kn_state_free(s);
-    remove_temp();
 }
 
 /* ---- objects --------------------------------------------------------------------------------- */
