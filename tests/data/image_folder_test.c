@@ -1,5 +1,6 @@
 /* tests/data/image_folder_test.c: folders of JPEG and PNG files, a folder per class. */
 #include "data/images_internal.h"
+#include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "tests/data/picture_files.h"
 
@@ -64,12 +65,11 @@ KN_TEST(image_folder, classes_and_images_by_name)
         for (int i = 0; i < 3; i++)
             KN_CHECK(strcmp(kn_image_set_class(s, i), names[i]) == 0);
         for (int i = 0; i < 6; i++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *t = kn_image_set_image(s, i);
             KN_CHECK(t && kn_size(t, 1) == sizes[i][0] && kn_size(t, 2) == sizes[i][1],
                      "image %d: %s", i, kn_error());
             KN_CHECK(kn_image_set_label(s, i) == sizes[i][2]);
-            kn_scope_end(scope);
         }
         kn_image_set_free(s);
     }
@@ -91,10 +91,9 @@ KN_TEST(image_folder, batches_on_any_number_of_threads)
     for (int workers = 0; workers < 4; workers++) {
         kn_loader *l = loader_of(s, 4, workers);
         for (int k = 0; k < 5; k++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             KN_CHECK(kn_to_host(kn_next(l).x, workers ? x : one[k], sizeof x), "%s", kn_error());
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0, "%d workers", workers);
-            kn_scope_end(scope);
         }
         kn_loader_free(l);
     }

@@ -1,6 +1,7 @@
 /* tests/data/image_loader_test.c: batches of images: the same samples whatever the ranks, threads
  * and the round from which a run goes on; images mixed in pairs. */
 #include "data/images_internal.h"
+#include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "tests/data/pictures.h"
 
@@ -27,12 +28,11 @@ static kn_loader *loader_of(const kn_image_set *s, const kn_comm *world, int64_t
 /* Takes a batch; its bytes, labels behind the images. */
 static bool take(kn_loader *l, int64_t batch, bool mix, float *x)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_batch b = kn_next(l);
     bool ok = b.x && kn_to_host(b.x, x, (size_t)(batch * VALUES) * sizeof *x) &&
               kn_to_host(mix ? b.y : kn_cast(b.y, KN_F32), x + batch * VALUES,
                          (size_t)(batch * (mix ? 10 : 1)) * sizeof *x);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -66,14 +66,13 @@ KN_TEST(image_loader, samples_are_functions_of_seed_epoch_and_index)
     for (int k = 0; k < 10; k++) {
         KN_CHECK(take(l, 5, false, x), "%s", kn_error());
         for (int64_t r = 0; r < 5; r++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             int64_t index = (5 * k + r) % SAMPLES, epoch = (5 * k + r) / SAMPLES;
             kn_tensor *t = kn_augment_image(kn_image_set_image(s, index), .augment = usual,
                                             .seed = 11, .epoch = epoch, .index = index);
             KN_CHECK(kn_to_host(t, y, sizeof y), "%s", kn_error());
             KN_CHECK(memcmp(y, x + r * VALUES, sizeof y) == 0);
             KN_CHECK(x[5 * VALUES + r] == (float)(index % 10));
-            kn_scope_end(scope);
         }
     }
     kn_loader_free(l);

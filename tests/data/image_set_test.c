@@ -1,5 +1,6 @@
 /* tests/data/image_set_test.c: sets of images: batches of CIFAR, idx files, drawn shapes. */
 #include "data/data.h"
+#include "tests/owned.h"
 #include "tests/data/idx.h"
 #include "tests/data/pictures.h"
 
@@ -20,14 +21,13 @@ KN_TEST(image_set, cifar10)
     KN_CHECK(info.skipped == 0 && info.first_skipped == NULL);
     KN_CHECK(strcmp(kn_image_set_class(s, 9), "truck") == 0);
     for (int64_t i = 0; i < 15; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *t = kn_image_set_image(s, i);
         KN_CHECK(t && kn_size(t, 0) == 3 && kn_size(t, 1) == 32 && kn_size(t, 2) == 32);
         const uint8_t *p = kn_data(t);
         for (int j = 0; j < 3072; j++)
             KN_CHECK(p[j] == (uint8_t)(i + j));
         KN_CHECK(kn_image_set_label(s, i) == i % 10);
-        kn_scope_end(scope);
     }
     KN_CHECK(kn_image_set_label(s, 15) == -1);
     KN_CHECK_ERROR("there is no image 15 of 15");
@@ -155,15 +155,14 @@ KN_TEST(image_set, shapes_are_no_averages)
                  *test = kn_image_set_open("shapes", "test");
     memset(mean, 0, sizeof mean);
     for (int64_t i = 0; i < 10 * EACH; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const uint8_t *p = kn_data(kn_image_set_image(train, i));
         for (int j = 0; j < 3072; j++)
             mean[kn_image_set_label(train, i)][j] += (double)p[j] / EACH;
-        kn_scope_end(scope);
     }
     int right = 0;
     for (int64_t i = 0; i < SEEN; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const uint8_t *p = kn_data(kn_image_set_image(test, i));
         int64_t best = 0;
         double least = INFINITY;
@@ -175,7 +174,6 @@ KN_TEST(image_set, shapes_are_no_averages)
             least = far < least ? far : least;
         }
         right += best == kn_image_set_label(test, i);
-        kn_scope_end(scope);
     }
     KN_CHECK(right < SEEN * 35 / 100, "%d of %d", right, SEEN);
     kn_image_set_free(train);

@@ -1,6 +1,7 @@
 /* tests/data/loader_test.c: the batches that loaders of images and texts hand to each rank, in
  * order and shuffled. */
 #include "autograd/operations.h"
+#include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "data/mnist.h"
 #include "models/text.h"
@@ -19,7 +20,7 @@ static kn_loader *small_loader(const kn_comm *world, int64_t batch, bool shuffle
 static void take(kn_loader *l, int64_t batch, int64_t *y)
 {
     float x[COUNT * PIXELS];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_batch b = kn_next(l);
     KN_CHECK_OK();
     KN_CHECK(kn_ndim(b.x) == 2 && kn_size(b.x, 0) == batch && kn_size(b.x, 1) == PIXELS);
@@ -29,7 +30,6 @@ static void take(kn_loader *l, int64_t batch, int64_t *y)
     for (int64_t r = 0; r < batch; r++)
         for (int64_t j = 0; j < PIXELS; j++)
             KN_CHECK(x[r * PIXELS + j] == (float)(20 * y[r]) / 255.0f);
-    kn_scope_end(scope);
 }
 
 KN_TEST(loader, in_order_and_around)
@@ -84,7 +84,7 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
     kn_loader *full = kn_text_loader(text, NULL, .batch = 2, .ctx = 4, .accum = 4);
     for (int64_t k = 0; k < 8 && kn_ok(); k++) {
         int64_t a[8], b[8];
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_loader_seek(all, 2 * k + rank);
         kn_loader_seek(full, 2 * k + rank);
         bad += !kn_to_host(kn_next(mine).y, y, sizeof y) ||
@@ -93,7 +93,6 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
         bad +=
             !kn_to_host(kn_next(ours).x, a, sizeof a) || !kn_to_host(kn_next(full).x, b, sizeof b);
         bad += memcmp(a, b, sizeof a) != 0;
-        kn_scope_end(s);
     }
     bad += !kn_ok();
     kn_loader_free(mine);
@@ -118,7 +117,7 @@ KN_TEST(loader, dtypes_of_pixels)
     double wide[4 * PIXELS], cast[4 * PIXELS];
     kn_loader *plain = small_loader(NULL, 4, false);
     for (size_t i = 0; i < 3; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_loader *l = kn_mnist("test", NULL, .batch = 4, .data = temp_path(""), .dtype = dtypes[i],
                                 .workers = (int)i);
         kn_loader_seek(plain, 0);
@@ -128,7 +127,6 @@ KN_TEST(loader, dtypes_of_pixels)
         KN_CHECK(kn_to_host(kn_cast(kn_cast(f32, dtypes[i]), KN_F64), cast, sizeof cast));
         KN_CHECK(memcmp(wide, cast, sizeof wide) == 0, "%s", kn_dtype_name(dtypes[i]));
         kn_loader_free(l);
-        kn_scope_end(scope);
     }
     kn_loader_free(plain);
 }
@@ -143,12 +141,11 @@ KN_TEST(loader, texts_on_threads)
         kn_loader *l = kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .seed = 4, .accum = 2,
                                       .workers = workers);
         for (int k = 0; k < 3; k++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_batch b = kn_next(l);
             KN_CHECK(b.x && kn_to_host(b.x, workers ? x : one[k], sizeof x), "%s", kn_error());
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0);
             KN_CHECK(kn_to_host(b.y, x, sizeof x) && x[0] == one[k][1] && x[8] == one[k][9]);
-            kn_scope_end(scope);
         }
         kn_loader_free(l);
     }

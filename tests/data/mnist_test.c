@@ -2,6 +2,7 @@
 #include "data/data.h"
 #include "data/mnist.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 #include "tests/data/idx.h"
 
 #include <sys/resource.h>
@@ -36,10 +37,9 @@ static size_t gzip(const unsigned char *data, size_t size, unsigned char *out, s
 KN_TEST(mnist, gzipped_files_without_zlib)
 {
     const unsigned char begin[] = { 0x1f, 0x8b, 8, 0 };
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     REFUSED(kn_idx_read(write_temp("some.idx.gz", begin, sizeof begin)),
             "is gzipped, but zlib wasn't found when Knap was built");
-    kn_scope_end(scope);
 }
 #endif
 
@@ -177,7 +177,7 @@ KN_TEST(mnist, idx_files)
         { { 0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0 }, 11, KN_I32, 1, 0, "cut short (1 bytes" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *t = kn_idx_read(write_temp("some.idx", cases[i].file, cases[i].size));
         if (cases[i].error) {
             KN_CHECK(!t, "case %zu", i);
@@ -190,7 +190,6 @@ KN_TEST(mnist, idx_files)
                 (char *)one.data + (size_t)(kn_numel(t) - 1) * kn_dtype_size(one.dtype);
             KN_CHECK(kn_element(one.dtype, last) == cases[i].last, "case %zu", i);
         }
-        kn_scope_end(scope);
     }
     REFUSED(kn_idx_read(temp_path("")), "is not a regular file");
     /* of fewer bytes than it is said to have, as one that is cut while it is read */

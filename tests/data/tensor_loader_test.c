@@ -5,7 +5,7 @@
 #include "data/loader.h"
 #include "kernels/faults.h"
 #include "kernels/memory.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 enum { ROWS = 10 };
 
@@ -51,7 +51,7 @@ static bool holds(const rows *r, const kn_batch *b, const int64_t *index, int64_
 KN_TEST(tensor_loader, rows_in_order_are_views)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     int64_t before = kn_ledger_read().live[KN_MEM_DATA];
     kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4);
@@ -70,13 +70,12 @@ KN_TEST(tensor_loader, rows_in_order_are_views)
     kn_loader_stats s = kn_loader_read_stats(l);
     KN_CHECK(s.batches == 5 && s.copied == 1 && s.replaced == 0);
     kn_loader_free(l);
-    kn_scope_end(scope);
 }
 
 KN_TEST(tensor_loader, shuffled_rows_are_copies)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     for (int workers = 0; workers < 3; workers++) {
         kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true, .seed = 3,
@@ -93,7 +92,6 @@ KN_TEST(tensor_loader, shuffled_rows_are_copies)
         KN_CHECK(s.waited_s > 0 && s.waiting > 0 && s.waiting <= 1);
         kn_loader_free(l);
     }
-    kn_scope_end(scope);
 }
 
 KN_TEST(tensor_loader, the_end_of_an_epoch)
@@ -106,7 +104,7 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
                   { KN_TAIL_PAD, 3, 4, 2, 0 },
                   { KN_TAIL_SHORT, 3, 2, 2, 0 } };
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .tail = cases[i].tail);
@@ -126,7 +124,6 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
     KN_CHECK(b.samples == ROWS && kn_size(b.x, 0) == 25 && kn_loader_rounds(l) == 1);
     KN_CHECK(((int64_t *)kn_data(b.y))[24] == 4);
     kn_loader_free(l);
-    kn_scope_end(scope);
 }
 
 /* Short batches of ranks: the last one of an epoch has a row that doesn't count. */
@@ -158,7 +155,7 @@ KN_TEST(tensor_loader, ranks_without_a_sample)
 KN_TEST(tensor_loader, on_meta)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     kn_loader *l =
         kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true, .device = KN_META);
@@ -172,7 +169,6 @@ KN_TEST(tensor_loader, on_meta)
     KN_CHECK(kn_loader_read_stats(l).copied == 1);
     kn_loader_free(l);
     KN_CHECK_OK();
-    kn_scope_end(scope);
 }
 
 KN_TEST(tensor_loader, keeps_its_tensors)
@@ -196,7 +192,7 @@ KN_TEST(tensor_loader, keeps_its_tensors)
 KN_TEST(tensor_loader, errors)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     kn_tensor *nine = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(9)),
               *none = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0, 3));
@@ -229,5 +225,4 @@ KN_TEST(tensor_loader, errors)
     REFUSED(kn_borrow(KN_F32, (char *)r.x + 1, KN_SHAPE(2)), "not aligned to its elements");
     REFUSED(kn_borrow(KN_F32, r.x, KN_SHAPE(INT64_MAX, 4)),
             "borrow: size 9223372036854775807 in dim 0");
-    kn_scope_end(scope);
 }

@@ -431,13 +431,12 @@ typedef struct choices {
 static int wraps_with_its_file(kn_comm *world, void *arg)
 {
     const choices *c = arg;
-    net m;
+    OWNED_MODULE net m;
     setenv("KNAP_TUNED", c->file[kn_rank(world)], 1);
     kn_choices_forget();
     const bool ok = net_init(&m, KN_CPU) && kn_fsdp_wrap(&m, world);
     if (kn_rank(world) == 1)
         snprintf(c->said, 4096, "%s", kn_error() ? kn_error() : "");
-    kn_module_free(&m);
     return !ok;
 }
 

@@ -10,6 +10,7 @@
  *
  * With one replica local goes to the total directly. */
 #include "fsdp/kinds.h"
+#include "tests/owned.h"
 #include "tests/fsdp/matrix.h"
 #include "nn/nn_internal.h"
 
@@ -91,23 +92,20 @@ static bool switch_sync(matrix_net *n, const matrix_spec *s, int round)
 static bool one_round(matrix_net *n, const matrix_spec *s, int step, int round, int micro,
                       float *loss)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     choose_turn(n, s, step, round);
     kn_tensor *l = switch_sync(n, s, round) ? matrix_loss(n, step, micro) : NULL;
     *loss = l ? (float)kn_item(l) : 0;
     bool ok = l && (!s->between || s->between(n, step, round)) && kn_backward(l);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
 static bool evaluate(matrix_net *n, int step)
 {
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     n->turn.turn = step % 4;
     bool ok = matrix_loss(n, step, 0) != NULL;
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return ok;
 }
 

@@ -41,11 +41,10 @@ static inline bool net_init(net *m, kn_device device)
               kn_layer_norm_init(&m->ln, &m->base, "ln", NET_DIM, .device = device) &&
               kn_module_init(&m->head, head_forward) && kn_module_add(&m->base, "head", &m->head) &&
               kn_share_parameter(&m->head, "weight", kn_module_param(&m->wte, "weight"));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     ok = ok && kn_require_grad(kn_module_param(&m->fc1, "bias"), false) &&
          kn_buffer(&m->base, "scale",
                    kn_from(KN_F32, KN_CPU, (float[]){ 1, 2.5f, 1e-3f }, KN_SHAPE(3)));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -70,9 +69,8 @@ static inline kn_tensor *net_loss(net *m, int micro)
 
 static inline bool net_backward(net *m, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(net_loss(m, micro));
-    kn_scope_end(scope);
     return ok;
 }
 

@@ -36,11 +36,10 @@ static bool wrap(two *m, kn_comm *ranks, const recorded *w, kn_device d)
 
 static bool step_on(two *m, kn_optim *o, kn_device d)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = d == KN_META ? kn_zeros(KN_F32, d, KN_SHAPE(2, 4))
                                 : kn_randn(KN_F32, d, 5, 1, KN_SHAPE(2, 4));
     const bool ok = kn_backward(mean_square(kn_call(m, x))) && kn_step(o);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -253,7 +252,7 @@ KN_TEST(record, values_hide_no_work_of_a_worker)
     kn_copy_args args = { .dst = kn_array_make(b, KN_F32, 1, &n),
                           .src = kn_array_make(a, KN_F32, 1, &n) };
     kn_trace_event *events = NULL;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(256, 256));
     kn_stream *s = kn_stream_create(KN_CPU, "gather", KN_STREAM_WORKER);
     size_t copies = 0;
@@ -269,7 +268,6 @@ KN_TEST(record, values_hide_no_work_of_a_worker)
         copies += strcmp(events[i].stream, "gather") == 0;
     KN_CHECK(copies == JOBS && count == JOBS + JOBS / 10, "%zu copies, %zu events", copies, count);
     kn_host_free(events);
-    kn_scope_end(scope);
 }
 
 static void count_backward(kn_module_event *e, void *arg)
@@ -283,7 +281,7 @@ KN_TEST(record, adds_no_hook_to_a_call)
 {
     int count = 0;
     TWO_WHOLE(m);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_trace_watch(1u << KN_TRACE_CALL, KN_CPU);
     kn_tensor *y = kn_call(&m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 4)));
     kn_module_hooks hooks = { .pre_backward = count_backward,
@@ -291,7 +289,6 @@ KN_TEST(record, adds_no_hook_to_a_call)
                               .arg = &count };
     KN_CHECK(kn_module_hook(&m.a, hooks) && kn_backward(mean_square(y)) && count == 0, "%d", count);
     kn_trace_stop(NULL);
-    kn_scope_end(scope);
 }
 
 /* The last one has no stop: the context ends with it. */

@@ -1,9 +1,9 @@
 /* tests/models/checkpoint_module_test.c: checkpoints of a user's module: buffers, any optimizer, on
  * one rank and on two, resumed to the same bits. */
 #include "knap.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
-#include "tests/kn_test.h"
 #include "tests/state/forged.h"
 
 enum { STEPS = 6, HALF = 3, BATCH = 4, SIDE = 6 };
@@ -73,7 +73,7 @@ static bool train(trainer *t, int begin, int end)
 {
     int64_t target[BATCH] = { 0, 1, 2, 1 };
     for (int step = begin; step < end && kn_ok(); step++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         uint64_t micro = (uint64_t)(step * 2 + kn_rank(kn_world()));
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, micro, KN_SHAPE(BATCH, 2, SIDE, SIDE));
         kn_tensor *y = kn_from(KN_I64, KN_CPU, target, KN_SHAPE(BATCH));
@@ -83,7 +83,6 @@ static bool train(trainer *t, int begin, int end)
         kn_step(t->optim);
         if (t->ema)
             kn_ema_update(t->ema);
-        kn_scope_end(scope);
     }
     return kn_ok();
 }
@@ -344,7 +343,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
 /* A parameter that isn't finite is a diverged run; a buffer may be a mask of -inf. */
 KN_TEST(checkpoint_module, masks_may_be_infinite)
 {
-    kn_linear line = { 0 };
+    OWNED_MODULE kn_linear line = { 0 };
     const char *dir = temp_path("run");
     KN_CHECK(kn_linear_init(&line, NULL, NULL, 2, 2) && kn_materialize(&line, KN_CPU, 1));
     KN_CHECK(kn_buffer(&line, "mask", kn_full(KN_F32, KN_CPU, -INFINITY, KN_SHAPE(3))), "%s",
@@ -360,7 +359,6 @@ KN_TEST(checkpoint_module, masks_may_be_infinite)
     KN_CHECK(kn_fill_(kn_module_param(&line, "bias"), INFINITY));
     kn_set_grad_mode(mode);
     REFUSED(kn_checkpoint_save(dir, &line, .step = 2), "element 0 of bias is not finite");
-    kn_module_free(&line);
 }
 
 /* .step is the caller's count, of epochs for instance; the optimizer counts by itself. */

@@ -1,5 +1,6 @@
 /* tests/models/checkpoint_test.c: folders that runs save into, and files written all or nothing. */
 #include "knap.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 #include "tests/state/forged.h"
@@ -159,11 +160,11 @@ KN_TEST(checkpoint, a_file_that_is_cut_afterwards)
 /* Buffers of ranks that differ in their last bytes alone are those of each rank again. */
 static int last_bytes(kn_comm *world, void *arg)
 {
-    kn_linear l = { 0 };
+    OWNED_MODULE kn_linear l = { 0 };
     float mask[4] = { 1, 2, 3, 4 + (float)kn_rank(world) };
     EXPECT(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1) &&
            kn_buffer(&l, "mask", kn_from(KN_F32, KN_CPU, mask, KN_SHAPE(4))));
-    kn_optim *o = kn_sgd(&l, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&l, .lr = 0.1);
     EXPECT(kn_checkpoint_save(arg, &l, .optim = o, .comm = world), "%s", kn_error());
     EXPECT(kn_fill_(kn_module_buffer(&l, "mask"), 0), "%s", kn_error());
     kn_checkpoint *c = kn_checkpoint_open(arg, world);
@@ -171,8 +172,6 @@ static int last_bytes(kn_comm *world, void *arg)
                memcmp(kn_data(kn_module_buffer(&l, "mask")), mask, sizeof mask) == 0,
            "%s", kn_ok() ? "another rank's" : kn_error());
     kn_checkpoint_free(c);
-    kn_optim_free(o);
-    kn_module_free(&l);
     return 0;
 }
 

@@ -1,6 +1,7 @@
 /* tests/models/documents_test.c: texts that are many documents, and attention that stays inside of
  * each. */
 #include "models/text.h"
+#include "tests/owned.h"
 #include "tests/models/small_models.h"
 
 #include <math.h>
@@ -182,7 +183,7 @@ KN_TEST(documents, masked_ones_are_separate_ones)
     for (int kind = GPT; kind <= LLAMA; kind++)
         for (int recompute = 0; recompute < 2; recompute++) {
             const kn_family *f = small_models[kind].family;
-            kn_module m;
+            OWNED_MODULE kn_module m;
             double loss[2], worst = 0;
             int64_t count[2];
             make_small(&m, kind, KN_F64, 3);
@@ -197,18 +198,15 @@ KN_TEST(documents, masked_ones_are_separate_ones)
                      loss[1], worst);
             free(a);
             free(b);
-            kn_module_free(&m);
         }
 }
 
 KN_TEST(documents, bad_begins)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, GPT, KN_F32, 3);
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     REFUSED(kn_language_documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1), ids_of(1, 5, 1)),
             "gpt: ids are i64[1,6] but documents' begins i64[1,5]; both must be [B,T]");
     REFUSED(kn_document_mask(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2))), "begin has 1 dims");
-    kn_scope_end(s);
-    kn_module_free(&m);
 }

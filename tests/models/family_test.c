@@ -3,6 +3,7 @@
  * it learns, it recomputes to the same bits, its memory may end anywhere. */
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
+#include "tests/owned.h"
 #include "tests/failing.h"
 #include "tests/models/small_models.h"
 
@@ -48,7 +49,7 @@ enum { KNOWN = sizeof known / sizeof *known };
 
 static void check_preset(kn_family_kind kind, const kn_family *f, const kn_preset *p)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_model_config c = { .family = f };
     KN_CHECK(kn_family_of_choice(kind, p->name) == f && kn_family_preset(f, p->name, c.of) &&
                  kn_config_preset(&c) == p,
@@ -59,7 +60,6 @@ static void check_preset(kn_family_kind kind, const kn_family *f, const kn_prese
     while (i < KNOWN && strcmp(known[i].name, p->name) != 0)
         i++;
     KN_CHECK(i < KNOWN && known[i].count == count, "%s: %lld", p->name, (long long)count);
-    kn_module_free(&m);
 }
 
 KN_TEST(family, presets_have_the_published_sizes)
@@ -147,14 +147,13 @@ static void with_biases(void *config)
 
 KN_TEST(family, a_table_over_another_model_has_defaults_of_its_own)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_family own = kn_llama_family;
     own.fill = with_biases;
     kn_model_config c = small_config(LLAMA);
     c.family = &own;
     KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s", kn_error());
     KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"), "%s", kn_error());
-    kn_module_free(&m);
 }
 
 /* ---- what every model does ------------------------------------------------------------------- */
@@ -194,7 +193,7 @@ KN_TEST(family, recompute_gives_the_same_gradients)
         const kn_family *f = small_models[kind].family;
         size_t n[2] = { 0 };
         for (int again = 0; again < 2; again++) {
-            kn_module m;
+            OWNED_MODULE kn_module m;
             const kn_param *p;
             make_small(&m, kind, KN_F32, 1);
             if (again)
@@ -215,7 +214,6 @@ KN_TEST(family, recompute_gives_the_same_gradients)
             KN_CHECK(!kn_module_has(&m, "bn1.num_batches_tracked") ||
                      kn_item(kn_module_buffer(&m, "bn1.num_batches_tracked")) == 1);
             kn_scope_end(s);
-            kn_module_free(&m);
         }
         KN_CHECK(n[0] == n[1] && memcmp(grad[0], grad[1], n[0] * sizeof(float)) == 0, "model %d",
                  kind);
@@ -422,13 +420,12 @@ KN_TEST(family, a_damaged_configuration_is_refused)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const kn_model_config c = small_config(bad[i].kind);
-        kn_module m;
+        OWNED_MODULE kn_module m;
         kn_model_config read;
         char *text = kn_config_text(&c);
         make_small(&m, bad[i].kind, KN_F32, 4);
         check_edit(&m, text, &bad[i], &read);
         kn_host_free(text);
-        kn_module_free(&m);
     }
 }
 
@@ -475,7 +472,7 @@ KN_TEST(family, configurations_of_hugging_face)
         { OWN_HEAD, "\"llama\"", "\"gemma\"", "the model is a gemma, not a Llama" },
         { OWN_HEAD, "\"model_type\": \"llama\", ", "", "tells no sizes of a model" },
     };
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, OWN_HEAD, KN_F32, 7);
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         kn_model_config read;
@@ -486,5 +483,4 @@ KN_TEST(family, configurations_of_hugging_face)
                       c->rope_scaling.original_ctx == 3 && c->norm_eps == 1e-6 && c->untied),
                  "%s", edits[i].to);
     }
-    kn_module_free(&m);
 }

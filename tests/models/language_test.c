@@ -2,6 +2,7 @@
  * those of the loss, tokens that don't fit are refused; and text out of any logits. family_test.c
  * has what every model does, llama_golden_test.c compares numbers. */
 #include "models/sample.h"
+#include "tests/owned.h"
 #include "tests/models/small_models.h"
 
 enum { VOCAB = 11 };
@@ -12,7 +13,7 @@ KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
 {
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
         float whole[2 * 6 * VOCAB], part[2 * 4 * VOCAB], last[2 * VOCAB];
-        kn_module m;
+        OWNED_MODULE kn_module m;
         make_small(&m, kind, KN_F32, 7);
         kn_train(&m, false);
         kn_scope s = kn_scope_begin();
@@ -31,15 +32,13 @@ KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
                 KN_CHECK(i < 3 * VOCAB || fabsf(last[r * VOCAB + i - 3 * VOCAB] - y) < 1e-5f);
             }
         kn_scope_end(s);
-        kn_module_free(&m);
     }
 }
 
 static double loss_value(kn_module *m, int kind)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     double loss = kn_item(small_loss(m, kind, KN_F64));
-    kn_scope_end(s);
     return loss;
 }
 
@@ -48,7 +47,7 @@ KN_TEST(language, gradients_are_those_of_the_loss)
 {
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
         const kn_param *p;
-        kn_module m;
+        OWNED_MODULE kn_module m;
         make_small(&m, kind, KN_F64, 7);
         kn_train(&m, false);
         kn_scope s = kn_scope_begin();
@@ -68,14 +67,13 @@ KN_TEST(language, gradients_are_those_of_the_loss)
             }
         }
         kn_scope_end(s);
-        kn_module_free(&m);
     }
 }
 
 KN_TEST(language, tokens_that_do_not_fit)
 {
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         make_small(&m, kind, KN_F32, 7);
         kn_scope s = kn_scope_begin();
         REFUSED(kn_language_next_logits(&m, ids_of(1, 7, 0)),
@@ -92,7 +90,6 @@ KN_TEST(language, tokens_that_do_not_fit)
         kn_cache_free(c);
         kn_set_grad_mode(true);
         kn_scope_end(s);
-        kn_module_free(&m);
     }
 }
 
@@ -113,7 +110,7 @@ static kn_tensor *no_logits(void *m, kn_tensor *ids)
 KN_TEST(language, writes_from_any_logits)
 {
     char text[4][64] = { "" };
-    kn_module m;
+    OWNED_MODULE kn_module m;
     const kn_logits_fn next = kn_language_next_logits,
                        from[] = { next, all_logits, all_logits, next };
     const kn_sample_options o = { .temperature = 1, .seed = 5 };
@@ -156,7 +153,6 @@ KN_TEST(language, writes_from_any_logits)
     REFUSED(kn_write_text(&m, next, t, .prompt = "", .tokens = 1, .ctx = 6), "the prompt is empty");
     REFUSED(kn_write_text(&m, next, t, .prompt = "a", .tokens = -1), ".tokens is -1");
     kn_tokenizer_free(t), kn_tokenizer_free(few);
-    kn_module_free(&m);
 }
 
 /* Several prompts and samples at once, of several lengths and beyond the context: each text is that
@@ -197,7 +193,7 @@ KN_TEST(language, texts_at_once_as_alone)
             KN_CHECK(strcmp(got, want) == 0, "%s\nshould be\n%s", got, want);
             kn_module_free(&m);
         }
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, GPT, KN_F32, 7);
     for (int64_t samples = 1; samples < 3; samples++) { /* of no tokens: the prompt alone */
         char got[128] = "";
@@ -221,7 +217,6 @@ KN_TEST(language, texts_at_once_as_alone)
     REFUSED(kn_write_text(&m, NULL, NULL, .prompts = &prompts[1], .prompts_count = 1),
             "the tokenizer is NULL");
     kn_tokenizer_free(t);
-    kn_module_free(&m);
 }
 
 /* -log of what the model gives token i of ids, which sees those from `from` on. */
@@ -229,7 +224,7 @@ static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int
                        int64_t i)
 {
     double sum = 0, most = -INFINITY;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y =
         kn_language_next_logits(m, kn_from(KN_I64, KN_CPU, ids + from, KN_SHAPE(1, i - from)));
     const float *logit = kn_data(y);
@@ -238,7 +233,6 @@ static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int
     for (int64_t k = 0; k < kn_numel(y); k++)
         sum += exp(logit[k] - most);
     const double found = log(sum) + most - logit[ids[i]];
-    kn_scope_end(scope);
     return found;
 }
 
@@ -255,7 +249,7 @@ KN_TEST(language, a_text_is_evaluated)
     enum { CTX = 6, MOST = 29 };
     const kn_family *f = &kn_gpt_family;
     kn_tokenizer *t = kn_tokenizer_create("byte", NULL, 0);
-    kn_module m;
+    OWNED_MODULE kn_module m;
     kn_text_score score;
     uint16_t tokens[MOST];
     int64_t ids[MOST];
@@ -291,5 +285,4 @@ KN_TEST(language, a_text_is_evaluated)
             ".stride 7");
     kn_text_free(one), kn_text_free(two);
     kn_tokenizer_free(t);
-    kn_module_free(&m);
 }

@@ -2,7 +2,7 @@
  * transformers computed (bench/peers/llama.py): with and without scaled rope, a tied and an untied
  * head, one, two and four key-value heads. */
 #include "models/llama.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 #include "tests/models/llama_golden.h"
 
@@ -57,9 +57,9 @@ static double far_from(kn_tensor *x, const double *want, int64_t n)
 
 static void check_case(int which, kn_dtype dtype, double bound)
 {
-    kn_llama g = { 0 };
+    OWNED_MODULE kn_llama g = { 0 };
     begin(&g, which, dtype);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     int64_t id[BATCH * LEN], target[BATCH * LEN];
     for (int i = 0; i < BATCH * LEN; i++) {
         id[i] = (5 * i + 3 * i * i) % VOCAB;
@@ -87,8 +87,6 @@ static void check_case(int which, kn_dtype dtype, double bound)
         KN_CHECK(off < bound, "%s: the gradient of %s is off by %g", golden[which].name,
                  golden_grads[i], off);
     }
-    kn_scope_end(scope);
-    kn_module_free(&g);
 }
 
 KN_TEST(llama_golden, f64)

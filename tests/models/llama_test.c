@@ -1,7 +1,7 @@
 /* tests/models/llama_test.c: the Llama's loss, head and settings; llama_golden_test.c compares its
  * numbers, family_test.c has what every model does. */
 #include "models/llama.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 #include "tests/models/ids.h"
 #include <math.h>
 
@@ -36,7 +36,7 @@ static void check_loss(kn_llama *g)
 KN_TEST(llama, loss_is_that_of_the_logits)
 {
     for (int untied = 0; untied < 2; untied++) {
-        kn_llama g = { 0 };
+        OWNED_MODULE kn_llama g = { 0 };
         doubled d = { 0 }; /* lives as long as g, of which it becomes a part */
         kn_llama_config c = small;
         c.untied = untied;
@@ -48,7 +48,6 @@ KN_TEST(llama, loss_is_that_of_the_logits)
             KN_CHECK(d.inner && kn_module_add(&d.base, "inner", d.inner), "%s", kn_error());
             check_loss(&g);
         }
-        kn_module_free(&g);
     }
 }
 
@@ -64,9 +63,8 @@ static double deviation_of(kn_llama *g, const char *name)
 static double first_loss(kn_llama *g)
 {
     kn_set_step(1);
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     double loss = kn_item(kn_llama_loss(g, ids_of(2, 6, 0), ids_of(2, 6, 4)));
-    kn_scope_end(s);
     return loss;
 }
 
@@ -98,12 +96,12 @@ KN_TEST(llama, settings_take_effect)
 KN_TEST(llama, the_head_takes_adamw_beside_muon)
 {
     for (int untied = 0; untied < 2; untied++) {
-        kn_llama g = { 0 };
+        OWNED_MODULE kn_llama g = { 0 };
         kn_llama_config c = small;
         const kn_param *p;
         c.untied = untied;
         begin(&g, c, KN_F32);
-        kn_optim *o = kn_muon(&g, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_muon(&g, .lr = 0.1);
         int n = kn_params(&g, &p), matrices = 0;
         for (int i = 0; o && i < n; i++) {
             bool matrix = strcmp(kn_optim_state_name_of(o, i, 0), "momentum") == 0;
@@ -112,7 +110,5 @@ KN_TEST(llama, the_head_takes_adamw_beside_muon)
             matrices += matrix;
         }
         KN_CHECK(o && matrices == 14, "%d", matrices);
-        kn_optim_free(o);
-        kn_module_free(&g);
     }
 }

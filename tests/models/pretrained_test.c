@@ -2,6 +2,7 @@
  * any number of ranks, in any dtype; scripts/peers vision-folders compares logits with theirs. */
 #include "knap.h"
 #include "models/pretrained_internal.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/failing.h"
 #include "tests/models/temp.h"
@@ -158,7 +159,7 @@ KN_TEST(pretrained, files_have_torchvisions_names)
 static bool same_model(any_net *a, any_net *b, kn_dtype dtype)
 {
     const kn_param *p;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     int n = kn_params(a, &p);
     bool same = n > 0;
     for (int i = 0; same && i < n; i++) {
@@ -174,18 +175,16 @@ static bool same_model(any_net *a, any_net *b, kn_dtype dtype)
         same = other && kn_item(kn_sum(kn_sub(kn_cast(w.tensor, KN_F64), kn_cast(other, KN_F64)), 0,
                                        NULL, false)) == 0;
     }
-    kn_scope_end(scope);
     return same && kn_ok();
 }
 
 /* Counters that aren't 0. */
 static void count_batches(any_net *n)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     for (kn_walk w = kn_walk_begin(n); kn_next_buffer(&w);)
         if (kn_dtype_of(w.tensor) == KN_I64)
             kn_copy_(w.tensor, kn_from(KN_I64, KN_CPU, (int64_t[]){ 7 }, 0, NULL));
-    kn_scope_end(scope);
 }
 
 static int there_and_back(kn_comm *world, void *arg)
@@ -386,7 +385,7 @@ KN_TEST(pretrained, a_new_head_keeps_its_values)
 
 KN_TEST(pretrained, only_exports_are_replaced)
 {
-    any_net n;
+    OWNED_MODULE any_net n;
     char dir[256];
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
@@ -415,13 +414,12 @@ KN_TEST(pretrained, only_exports_are_replaced)
     kn_pretrained *p = kn_pretrained_open(temp_path("")); /* the one before is still there */
     KN_CHECK(p != NULL, "%s", kn_error());
     kn_pretrained_free(p);
-    kn_module_free(&n);
 }
 
 /* The old configuration goes before the model, the new one comes after it. */
 KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
 {
-    any_net n;
+    OWNED_MODULE any_net n;
     char config[256], new[256];
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
     KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
@@ -436,7 +434,6 @@ KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
     kn_pretrained *p = kn_pretrained_open(temp_path(""));
     KN_CHECK(p != NULL, "%s", kn_error());
     kn_pretrained_free(p);
-    kn_module_free(&n);
 }
 
 static bool writes(void *net)
@@ -454,10 +451,9 @@ static bool reads(void *net)
 
 KN_TEST(pretrained, out_of_memory_anywhere)
 {
-    any_net n;
+    OWNED_MODULE any_net n;
     KN_CHECK(init(&n, 3, 0) && kn_materialize(&n, KN_CPU, 1) &&
              save(temp_path("memory"), &n, 3, KN_F32, NULL));
     each_allocation_fails(writes, NULL, &n, 30);
     each_allocation_fails(reads, NULL, &n, 30);
-    kn_module_free(&n);
 }

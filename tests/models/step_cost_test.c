@@ -4,6 +4,7 @@
 #include "fsdp/fsdp.h"
 #include "kernels/trace.h"
 #include "optim/optim.h"
+#include "tests/owned.h"
 #include "tests/models/small_models.h"
 
 #include <stdlib.h>
@@ -35,14 +36,14 @@ static bool is_kernel(const kn_trace_event *e, kn_device d)
 static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_event **events)
 {
     const kn_family *f = small_models[kind].family;
-    kn_module model;
+    OWNED_MODULE kn_module model;
     KN_CHECK(declare_small(&model, kind, KN_F32) &&
                  kn_fsdp_wrap(&model, NULL, .wrap_class = f->block_class, .device = d,
                               .param_dtype = dtype),
              "%s", kn_error());
-    kn_optim *opt = kn_adamw(&model, .lr = 1e-3);
+    OWNED_OPTIM kn_optim *opt = kn_adamw(&model, .lr = 1e-3);
     for (int i = 0; i < 2; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = ids_of(BATCH, LEN, 0), *y = ids_of(BATCH, LEN, 1);
         if (d == KN_META)
             x = y = kn_empty(KN_I64, d, KN_SHAPE(BATCH, LEN));
@@ -50,7 +51,6 @@ static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_
         kn_backward(kn_language_loss(&model, x, y));
         kn_clip_grad_norm(&model, 1.0);
         kn_step(opt);
-        kn_scope_end(scope);
     }
     size_t n = kn_trace_stop(events), kernels = 0;
     KN_CHECK_OK();
@@ -58,8 +58,6 @@ static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_
         if (is_kernel(&(*events)[i], d))
             (*events)[kernels++] = (*events)[i];
     qsort(*events, kernels, sizeof **events, by_work);
-    kn_optim_free(opt);
-    kn_module_free(&model);
     return kernels;
 }
 

@@ -2,7 +2,7 @@
  * nets and a vision transformer against those of torchvision and timm (bench/peers/vision.py). */
 #include "models/resnet.h"
 #include "models/vit.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 #include "tests/models/vision_golden.h"
 
@@ -118,10 +118,10 @@ static kn_tensor *images(int which, kn_dtype dtype)
 
 static void check_case(int which, kn_dtype dtype, double bound)
 {
-    any_net net = { 0 };
+    OWNED_MODULE any_net net = { 0 };
     const char *preset = golden[which].preset;
     begin(&net, which, dtype);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = images(which, dtype);
     int64_t label[BATCH];
     for (int i = 0; i < BATCH; i++)
@@ -146,8 +146,6 @@ static void check_case(int which, kn_dtype dtype, double bound)
         KN_CHECK(off < bound, "%s: the gradient of %s is off by %g", preset, golden[which].name[i],
                  off);
     }
-    kn_scope_end(scope);
-    kn_module_free(&net);
 }
 
 /* The large nets take minutes in f64 on the reference kernels. */

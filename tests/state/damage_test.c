@@ -1,5 +1,6 @@
 /* tests/state/damage_test.c: bytes that differ from those saved, a machine in trouble, hostile
  * counts: which checkpoint is opened, and what is said. */
+#include "tests/owned.h"
 #include "tests/state/linear_run.h"
 
 #include <glob.h>
@@ -45,13 +46,12 @@ static void flip_last_byte(const char *pattern)
 
 static int opens_the_whole_one(kn_comm *world, void *arg)
 {
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     kn_set_threads(1);
     EXPECT(net_init(&m, world));
     EXPECT(step_of(kn_checkpoint_open(arg, world)) == 2, "headers alone show no damage");
     kn_checkpoint *c = kn_checkpoint_open_checked(arg, world);
     EXPECT(c && kn_checkpoint_load(c, &m) && step_of(c) == 1, "%s", kn_error());
-    kn_module_free(&m);
     return 0;
 }
 
@@ -204,33 +204,29 @@ KN_TEST(damage, no_descriptors_left_is_no_damage)
 /* Buffers that differ, times ranks: more than the tensors that are there. */
 static int save_buffers(kn_comm *world, void *arg)
 {
-    kn_batch_norm b = { 0 };
+    OWNED_MODULE kn_batch_norm b = { 0 };
     kn_set_threads(1);
     EXPECT(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, world, .seed = 1));
     EXPECT(kn_fill_(kn_module_buffer(&b, "running_mean"), kn_rank(world)) &&
            kn_fill_(kn_module_buffer(&b, "running_var"), kn_rank(world)));
-    kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
     EXPECT(kn_checkpoint_save(arg, &b, .optim = o, .step = 1));
-    kn_optim_free(o);
-    kn_module_free(&b);
     return 0;
 }
 
 KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 {
-    kn_batch_norm b = { 0 };
+    OWNED_MODULE kn_batch_norm b = { 0 };
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     KN_CHECK(kn_spawn_threads(2, save_buffers, dir) == 0);
     /* 8 tensors of other ranks; the optimizer has 4 in all */
     forge_state(temp_path("run/step-00000001/state.json"), "\"buffer_ranks\": 2",
                 "\"buffer_ranks\": 5");
     KN_CHECK(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, NULL, .seed = 1));
-    kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     REFUSED(kn_checkpoint_load(c, &b, .optim = o), "aren't there");
     kn_checkpoint_free(c);
-    kn_optim_free(o);
-    kn_module_free(&b);
 }
 
 /* ---- saves in the background ----------------------------------------------------------------- */
@@ -239,7 +235,7 @@ KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 static int failed_commit(kn_comm *world, void *arg)
 {
     char path[400];
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     kn_set_threads(1);
     EXPECT(net_init(&m, world));
     kn_run_folder *f = kn_run_folder_claim(arg);
@@ -264,7 +260,6 @@ static int failed_commit(kn_comm *world, void *arg)
     }
     EXPECT(!kn_checkpoint_wait(f) && kn_ok());
     kn_run_folder_release(f);
-    kn_module_free(&m);
     return 0;
 }
 
@@ -279,13 +274,12 @@ KN_TEST(damage, a_commit_that_fails_is_told_at_the_next_step)
 /* Each rank has a module of its own, of which it writes all. */
 static int own_module(kn_comm *world, void *arg)
 {
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     (void)arg;
     (void)world;
     EXPECT(net_init(&m, kn_comm_self()));
     int64_t bytes = kn_checkpoint_copy_bytes(&m);
     EXPECT(bytes == 128 + 64, "%lld bytes", (long long)bytes);
-    kn_module_free(&m);
     return 0;
 }
 

@@ -1,6 +1,7 @@
 /* tests/state/folder_test.c: saves and claims in a run's folder that holds links, files of others,
  * folders that can't be removed, strangers' numbers; renames that fail; other threads. */
 #include "state/folder_internal.h"
+#include "tests/owned.h"
 #include "tests/state/linear_run.h"
 #include "tests/state/operations.h"
 
@@ -413,7 +414,7 @@ static atomic_bool given_up; /* by rank 0 */
 static int late(kn_comm *world, void *arg)
 {
     const bool saves = arg != NULL;
-    kn_linear mine = { 0 };
+    OWNED_MODULE kn_linear mine = { 0 };
     kn_checkpoint *c = NULL;
     EXPECT(kn_linear_init(&mine, NULL, NULL, 2, 2) && kn_materialize(&mine, KN_CPU, 1));
     EXPECT(saves || (c = kn_checkpoint_open(dir, world)));
@@ -426,7 +427,6 @@ static int late(kn_comm *world, void *arg)
     EXPECT(strstr(kn_error(), "waited 0.1 s for rank 1"), "%s", kn_error());
     kn_clear_error();
     kn_checkpoint_free(c);
-    kn_module_free(&mine);
     return 0;
 }
 
@@ -464,7 +464,7 @@ KN_TEST(folder, more_ranks_hold_the_module)
 static int best_during_a_commit(kn_comm *world, void *arg)
 {
     double score;
-    kn_linear mine = { 0 };
+    OWNED_MODULE kn_linear mine = { 0 };
     EXPECT(kn_linear_init(&mine, NULL, NULL, 2, 2) && kn_materialize(&mine, KN_CPU, 1));
     EXPECT(kn_checkpoint_save(dir, &mine, .step = 1, .score = 1));
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
@@ -480,7 +480,6 @@ static int best_during_a_commit(kn_comm *world, void *arg)
         EXPECT(kn_run_folder_best(f, &score) == 2 && score == 2);
     }
     kn_run_folder_release(f);
-    kn_module_free(&mine);
     return 0;
 }
 

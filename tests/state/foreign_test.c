@@ -55,7 +55,7 @@ static int loads(kn_comm *world, void *arg)
     net ref;
     EXPECT(net_reference(&ref), "init");
     for (int how = 0; how < 4; how++) {
-        net m;
+        OWNED_MODULE net m;
         stored t = { 0 };
         const char *path = how % 2 ? index_of(j->dir) : j->dir;
         EXPECT(net_other(&m, world, j->w), "init");
@@ -73,7 +73,6 @@ static int loads(kn_comm *world, void *arg)
         t = (stored){ .s = kn_rank(world) == 0 ? kn_state_open(path) : NULL };
         EXPECT(how > 0 || kn_load_state_dict(&m, t.s, .from_rank0 = true), "dealt out");
         stored_free(&t);
-        kn_module_free(&m);
     }
     kn_module_free(&ref);
     return !kn_ok();
@@ -143,7 +142,7 @@ static const struct {
 
 KN_TEST(foreign, an_index_of_a_stranger)
 {
-    net m;
+    OWNED_MODULE net m;
     const char *dir = temp_path("model");
     KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -160,7 +159,6 @@ KN_TEST(foreign, an_index_of_a_stranger)
     KN_CHECK(remove(index_of(dir)) == 0 && mkdir(temp_path("empty"), 0777) == 0);
     REFUSED(kn_checkpoint_open(temp_path("empty"), NULL), "holds no checkpoint");
     REFUSED(kn_state_open(temp_path("empty")), "no file in this folder ends in .safetensors");
-    kn_module_free(&m);
 }
 
 typedef struct opening {
@@ -181,7 +179,7 @@ static bool opens(void *arg)
 
 KN_TEST(foreign, memory_runs_out)
 {
-    net m;
+    OWNED_MODULE net m;
     const char *dir = temp_path("model");
     KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
     for (int how = 0; how < 2; how++) {
@@ -189,5 +187,4 @@ KN_TEST(foreign, memory_runs_out)
         each_allocation_fails(opens, NULL, &o, 20);
         stored_free(&o.t);
     }
-    kn_module_free(&m);
 }

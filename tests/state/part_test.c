@@ -293,7 +293,7 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
  * each of its parameters was written, not the first alone. */
 KN_TEST(part, a_graph_of_before_a_local_load_is_refused)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(add_layers(&m, KN_META) &&
              kn_fsdp_wrap(&m, kn_comm_self(), .strategy = KN_NO_SHARD, .layout = KN_LAYOUT_FLAT));
     kn_state *local = kn_state_dict(&m, .kind = KN_STATE_LOCAL);
@@ -303,7 +303,6 @@ KN_TEST(part, a_graph_of_before_a_local_load_is_refused)
     REFUSED(kn_backward(kn_sum(y, 0, NULL, false)), "write to a copy instead in b");
     kn_scope_end(scope);
     kn_state_free(local);
-    kn_module_free(&m);
 }
 
 typedef struct failing {

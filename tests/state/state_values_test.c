@@ -155,7 +155,7 @@ static kn_loader *loader_of(int64_t samples)
 
 KN_TEST(state_values, objects_go_on)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_reference(&m));
     kn_scaler *scaler = kn_scaler_new(&m, .init_scale = 8), *fresh = kn_scaler_new(&m);
     kn_schedule schedule = { KN_COSINE, .lr = 0.5, .min_lr = 0.1, .warmup = 3, .steps = 90 },
@@ -200,7 +200,6 @@ KN_TEST(state_values, objects_go_on)
     kn_loader_free(data), kn_loader_free(again), kn_loader_free(other);
     kn_scaler_free(scaler), kn_scaler_free(fresh);
     kn_state_free(s);
-    kn_module_free(&m);
 }
 
 /* ---- wrong use ------------------------------------------------------------------------------- */
@@ -219,9 +218,8 @@ static void wrong_values(net *m, kn_optim *o, kn_state *so)
     REFUSED(kn_load_optim_state_dict(o, so), "no finite number");
     KN_CHECK(kn_state_remove(so, "fc2.weight.lr"));
     REFUSED(kn_load_optim_state_dict(o, so), "1 missing (fc2.weight.lr)");
-    kn_optim *sgd = kn_sgd(m, .lr = 1);
+    OWNED_OPTIM kn_optim *sgd = kn_sgd(m, .lr = 1);
     REFUSED(kn_load_optim_state_dict(sgd, so), "12 unexpected");
-    kn_optim_free(sgd);
 }
 
 KN_TEST(state_values, wrong_use)

@@ -2,6 +2,7 @@
  * and one that has is loaded all the same. Rank functions return a status. */
 #include "knap.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 
@@ -44,10 +45,9 @@ static bool as_made(net *m, float fill, float loaded)
 
 static bool step(net *m, kn_optim *o)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 4)));
     bool ok = kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)) && kn_step(o);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -120,7 +120,7 @@ KN_TEST(unsaved, checkpoints_have_no_such_buffer)
 
 KN_TEST(unsaved, wrong_use_is_a_sentence)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, 5, true, 1));
     KN_CHECK(kn_module_buffer_saved(&m.below, 0) && kn_set_buffer_saved(&m.below, "table", false) &&
              !kn_module_buffer_saved(&m.below, 0));
@@ -128,5 +128,4 @@ KN_TEST(unsaved, wrong_use_is_a_sentence)
                  strstr(kn_error(), "has no buffer 'table' of its own"),
              "%s", kn_error());
     kn_clear_error();
-    kn_module_free(&m);
 }
