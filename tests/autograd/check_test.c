@@ -209,6 +209,6 @@ KN_TEST(check, rms_norm_has_no_means)
         kn_full(KN_F32, KN_CPU, NAN, KN_SHAPE(4096));
     kn_scope_end(s);
     kn_set_check(true);
-    KN_CHECK(kn_rms_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4096, 1)), NULL, 0), "%s", kn_error());
+    KN_CHECK(kn_rms_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4096, 1)), NULL, 0));
     kn_set_check(false);
 }

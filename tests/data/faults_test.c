@@ -20,13 +20,13 @@ KN_TEST(faults, an_error_comes_with_its_batch)
     for (int workers = 0; workers < 3; workers++) {
         kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = 16, NUMBERS, .batch = 4,
                                      .workers = workers);
-        KN_CHECK(take(l, x, NULL) == 4 && take(l, x, NULL) == 4, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && take(l, x, NULL) == 4);
         for (int again = 0; again < 2; again++) {
             KN_CHECK(take(l, x, NULL) < 0 && kn_loader_round(l) == 2);
             KN_CHECK_ERROR("sample 9 is bad");
         }
         n.bad = -1; /* the batch can be tried again */
-        KN_CHECK(take(l, x, NULL) == 4 && x[WIDTH] == 9, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && x[WIDTH] == 9);
         kn_loader_free(l);
         n.bad = 9;
     }
@@ -85,7 +85,7 @@ KN_TEST(faults, skipped_samples_are_replaced_and_counted)
             kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = known ? 14 : 0, NUMBERS,
                                          .batch = 7, .workers = workers);
             for (int k = 0; k < 4; k++) {
-                KN_CHECK(take(l, x, NULL) == 7, "%s", kn_error());
+                KN_CHECK(take(l, x, NULL) == 7);
                 for (int r = 0; r < 7; r++)
                     KN_CHECK(x[WIDTH * r] == (k % 2 * 7 + r + (r == 6)) % 14, "row %d", r);
                 if (k == 0)
@@ -147,7 +147,7 @@ KN_TEST(faults, rows_begin_as_zeros)
     for (int k = 0; k < 9; k++) {
         kn_scope scope = kn_scope_begin();
         kn_batch b = kn_next(l);
-        KN_CHECK(b.x && !b.y && kn_to_host(b.x, x, sizeof x), "%s", kn_error());
+        KN_CHECK(b.x && !b.y && kn_to_host(b.x, x, sizeof x));
         for (int i = 0; i < 18; i++)
             KN_CHECK(x[i] == ((i / 3 + k / 3) % 3 == i % 3), "epoch %d", k);
         kn_scope_end(scope);
@@ -176,7 +176,7 @@ KN_TEST(faults, ends_that_make_no_sense)
     KN_CHECK(take(l, x, NULL) < 0);
     KN_CHECK_ERROR("there is no sample 20; the loader was sent behind the end of its data");
     kn_loader_seek(l, 3);
-    KN_CHECK(take(l, x, NULL) == 4 && x[0] == 12 && x[WIDTH] == 0, "%s", kn_error());
+    KN_CHECK(take(l, x, NULL) == 4 && x[0] == 12 && x[WIDTH] == 0);
     KN_CHECK(kn_loader_rounds(l) == 3 && kn_loader_position(l).samples == 13);
     KN_CHECK(kn_loader_position(l).epoch == 1 && kn_loader_position(l).sample == 3);
     kn_loader_free(l);
@@ -196,7 +196,7 @@ KN_TEST(faults, errors_behind_the_end_are_none)
     for (int workers = 0; workers < 4; workers++) {
         kn_loader *l = kn_loader_new(ends_then_fails, (void *)&ends_at_13, NULL, NUMBERS,
                                      .batch = 8, .workers = workers);
-        KN_CHECK(take(l, x, NULL) == 8 && take(l, x, NULL) == 8, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 8 && take(l, x, NULL) == 8);
         KN_CHECK(x[4 * WIDTH] == 12 && x[5 * WIDTH] == 0);
         kn_loader_free(l);
     }
@@ -214,12 +214,12 @@ KN_TEST(faults, resume_before_and_behind_the_end)
             kn_loader *two = kn_loader_new(fill_numbers, (void *)&ends[e], NULL, NUMBERS,
                                            .batch = 4, .workers = round % 3);
             for (int k = 0; k < round; k++)
-                KN_CHECK(take(one, x, NULL) == 4, "%s", kn_error());
+                KN_CHECK(take(one, x, NULL) == 4);
             kn_position p = kn_loader_position(one);
             KN_CHECK(p.samples == (round > 3 ? ends[e].end : 0));
-            KN_CHECK(kn_loader_set_position(two, p), "%s", kn_error());
+            KN_CHECK(kn_loader_set_position(two, p));
             for (int k = 0; k < 5; k++) {
-                KN_CHECK(take(one, x, NULL) == 4 && take(two, y, NULL) == 4, "%s", kn_error());
+                KN_CHECK(take(one, x, NULL) == 4 && take(two, y, NULL) == 4);
                 KN_CHECK(memcmp(x, y, sizeof x) == 0, "round %d + %d", round, k);
             }
             KN_CHECK(kn_loader_position(two).samples == ends[e].end);
@@ -258,7 +258,7 @@ KN_TEST(faults, stops_at_any_time)
         kn_loader_free(l);
         int now = atomic_load(&calls);
 #ifndef __SANITIZE_THREAD__ /* it has a thread of its own, which kn_spawn counts */
-        KN_CHECK(kn_spawn(1, nothing_to_do, NULL) == 0, "%s", kn_error());
+        KN_CHECK(kn_spawn(1, nothing_to_do, NULL) == 0);
 #endif
         KN_CHECK(atomic_load(&calls) == now);
     }
@@ -290,7 +290,7 @@ KN_TEST(faults, fills_as_far_ahead_as_it_may)
         atomic_store(&calls, 0);
         kn_loader *l = kn_loader_new(counted_alone, (void *)&plain, NULL, .samples = 13, NUMBERS,
                                      .batch = 4, .workers = 2, .ahead = ahead);
-        KN_CHECK(take(l, x, NULL) == 4 && blocked(SIGINT) == before, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && blocked(SIGINT) == before);
         for (int i = 0; i < 200000 && atomic_load(&calls) < most; i++)
             usleep(1000); /* without end but for a pool that fills too little */
         kn_loader_free(l);

@@ -230,7 +230,7 @@ KN_TEST(image_file, reading_one)
     kn_scope scope = kn_scope_begin();
     const char *path = write_temp("x.png", b.data, b.size);
     kn_tensor *t = kn_image_read(path);
-    KN_CHECK(t && kn_size(t, 0) == 3 && kn_size(t, 1) == 5 && kn_size(t, 2) == 4, "%s", kn_error());
+    KN_CHECK(t && kn_size(t, 0) == 3 && kn_size(t, 1) == 5 && kn_size(t, 2) == 4);
     const uint8_t *p = kn_data(t);
     for (int i = 0; i < 60; i++)
         KN_CHECK(p[i] == some_sample(i % 20 / 4, i % 4, i / 20, 255));

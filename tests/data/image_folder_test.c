@@ -59,7 +59,7 @@ KN_TEST(image_folder, classes_and_images_by_name)
     for (int nested = 0; nested < 2; nested++) {
         kn_image_set *s = nested ? kn_image_set_open(temp_path("train"), NULL)
                                  : kn_image_set_open(folder, "train");
-        KN_CHECK(s != NULL, "%s", kn_error());
+        KN_CHECK(s != NULL);
         kn_image_set_info info = kn_image_set_read_info(s);
         KN_CHECK(info.count == 6 && info.classes == 3 && info.channels == 3 && info.height == 0);
         for (int i = 0; i < 3; i++)
@@ -67,8 +67,8 @@ KN_TEST(image_folder, classes_and_images_by_name)
         for (int i = 0; i < 6; i++) {
             IN_SCOPE;
             kn_tensor *t = kn_image_set_image(s, i);
-            KN_CHECK(t && kn_size(t, 1) == sizes[i][0] && kn_size(t, 2) == sizes[i][1],
-                     "image %d: %s", i, kn_error());
+            KN_CHECK(t && kn_size(t, 1) == sizes[i][0] && kn_size(t, 2) == sizes[i][1], "image %d",
+                     i);
             KN_CHECK(kn_image_set_label(s, i) == sizes[i][2]);
         }
         kn_image_set_free(s);
@@ -92,7 +92,7 @@ KN_TEST(image_folder, batches_on_any_number_of_threads)
         kn_loader *l = loader_of(s, 4, workers);
         for (int k = 0; k < 5; k++) {
             IN_SCOPE;
-            KN_CHECK(kn_to_host(kn_next(l).x, workers ? x : one[k], sizeof x), "%s", kn_error());
+            KN_CHECK(kn_to_host(kn_next(l).x, workers ? x : one[k], sizeof x));
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0, "%d workers", workers);
         }
         kn_loader_free(l);
@@ -114,7 +114,7 @@ KN_TEST(image_folder, images_that_can_not_be_read)
             kn_batch b = kn_next(l);
             if (skip) {
                 int64_t y[6];
-                KN_CHECK(kn_to_host(b.y, y, sizeof y), "%s", kn_error());
+                KN_CHECK(kn_to_host(b.y, y, sizeof y));
                 KN_CHECK(y[2] == 0 && y[3] == 1 && y[4] == 1 && y[5] == 2);
                 KN_CHECK(kn_loader_read_stats(l).replaced >= 1);
                 kn_image_set_info info = kn_image_set_read_info(s);

@@ -47,7 +47,7 @@ KN_TEST(image_loader, any_number_of_workers)
             kn_loader *l = loader_of(s, NULL, 6, 1, workers, mix);
             for (int k = 0; k < 6; k++) {
                 memset(workers ? other : one[k], 0, sizeof other);
-                KN_CHECK(take(l, 6, mix, workers ? other : one[k]), "%s", kn_error());
+                KN_CHECK(take(l, 6, mix, workers ? other : one[k]));
                 KN_CHECK(!workers || memcmp(other, one[k], sizeof other) == 0, "%d workers",
                          workers);
             }
@@ -64,13 +64,13 @@ KN_TEST(image_loader, samples_are_functions_of_seed_epoch_and_index)
     kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     kn_loader *l = kn_image_loader(s, NULL, .batch = 5, .seed = 11, .augment = usual);
     for (int k = 0; k < 10; k++) {
-        KN_CHECK(take(l, 5, false, x), "%s", kn_error());
+        KN_CHECK(take(l, 5, false, x));
         for (int64_t r = 0; r < 5; r++) {
             IN_SCOPE;
             int64_t index = (5 * k + r) % SAMPLES, epoch = (5 * k + r) / SAMPLES;
             kn_tensor *t = kn_augment_image(kn_image_set_image(s, index), .augment = usual,
                                             .seed = 11, .epoch = epoch, .index = index);
-            KN_CHECK(kn_to_host(t, y, sizeof y), "%s", kn_error());
+            KN_CHECK(kn_to_host(t, y, sizeof y));
             KN_CHECK(memcmp(y, x + r * VALUES, sizeof y) == 0);
             KN_CHECK(x[5 * VALUES + r] == (float)(index % 10));
         }
@@ -194,7 +194,7 @@ KN_TEST(image_loader, mixed_labels)
     kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     kn_loader *l = loader_of(s, NULL, 6, 1, 0, true);
     for (int k = 0; k < 4; k++) {
-        KN_CHECK(take(l, 6, true, x), "%s", kn_error());
+        KN_CHECK(take(l, 6, true, x));
         for (int r = 0; r < 6; r++) {
             double sum = 0;
             int classes = 0;

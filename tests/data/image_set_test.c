@@ -14,7 +14,7 @@ KN_TEST(image_set, cifar10)
     int64_t before = kn_ledger_read().live[KN_MEM_DATA];
     const char *folder = write_cifar10(3);
     kn_image_set *s = kn_image_set_open(folder, "train");
-    KN_CHECK(s != NULL, "%s", kn_error());
+    KN_CHECK(s != NULL);
     kn_image_set_info info = kn_image_set_read_info(s);
     KN_CHECK(info.count == 15 && info.classes == 10 && strcmp(info.kind, "CIFAR-10") == 0);
     KN_CHECK(info.channels == 3 && info.height == 32 && info.width == 32 && !info.made);
@@ -48,7 +48,7 @@ KN_TEST(image_set, cifar100)
     write_temp("coarse_label_names.txt", "aquatic_mammals\nfish\n", 21);
     for (int coarse = 0; coarse < 2; coarse++) {
         kn_image_set *s = kn_image_set_open(temp_path(""), "train", .coarse_labels = coarse);
-        KN_CHECK(s != NULL, "%s", kn_error());
+        KN_CHECK(s != NULL);
         KN_CHECK(kn_image_set_read_info(s).classes == (coarse ? 20 : 100));
         KN_CHECK(kn_image_set_label(s, 123) == (coarse ? 3 : 23));
         KN_CHECK(strcmp(kn_image_set_class(s, 1), coarse ? "fish" : "class 1") == 0);
@@ -67,7 +67,7 @@ KN_TEST(image_set, idx)
     make_idx(images, labels);
     write_both(images, sizeof images, labels, sizeof labels);
     kn_image_set *s = kn_image_set_open(temp_path(""), "test");
-    KN_CHECK(s != NULL, "%s", kn_error());
+    KN_CHECK(s != NULL);
     kn_image_set_info info = kn_image_set_read_info(s);
     KN_CHECK(info.count == COUNT && info.channels == 1 && info.height == SIDE &&
              info.width == SIDE);
@@ -113,7 +113,7 @@ KN_TEST(image_set, real_cifar10)
         KN_SKIP("CIFAR-10 is not on this machine (scripts/get-data cifar10)");
     kn_host_free(folder);
     kn_image_set *s = kn_image_set_open("cifar10", "train");
-    KN_CHECK(s && kn_image_set_read_info(s).count == 50000, "%s", kn_error());
+    KN_CHECK(s && kn_image_set_read_info(s).count == 50000);
     int64_t of_class[10] = { 0 };
     for (int64_t i = 0; i < 50000; i++)
         of_class[kn_image_set_label(s, i)]++;

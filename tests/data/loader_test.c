@@ -122,7 +122,7 @@ KN_TEST(loader, dtypes_of_pixels)
                                 .workers = (int)i);
         kn_loader_seek(plain, 0);
         kn_tensor *x = kn_next(l).x, *f32 = kn_next(plain).x;
-        KN_CHECK(x && f32 && kn_dtype_of(x) == dtypes[i], "%s", kn_error());
+        KN_CHECK(x && f32 && kn_dtype_of(x) == dtypes[i]);
         KN_CHECK(kn_to_host(kn_cast(x, KN_F64), wide, sizeof wide));
         KN_CHECK(kn_to_host(kn_cast(kn_cast(f32, dtypes[i]), KN_F64), cast, sizeof cast));
         KN_CHECK(memcmp(wide, cast, sizeof wide) == 0, "%s", kn_dtype_name(dtypes[i]));
@@ -143,7 +143,7 @@ KN_TEST(loader, texts_on_threads)
         for (int k = 0; k < 3; k++) {
             IN_SCOPE;
             kn_batch b = kn_next(l);
-            KN_CHECK(b.x && kn_to_host(b.x, workers ? x : one[k], sizeof x), "%s", kn_error());
+            KN_CHECK(b.x && kn_to_host(b.x, workers ? x : one[k], sizeof x));
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0);
             KN_CHECK(kn_to_host(b.y, x, sizeof x) && x[0] == one[k][1] && x[8] == one[k][9]);
         }

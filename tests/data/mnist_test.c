@@ -56,7 +56,7 @@ KN_TEST(mnist, plain_and_gzipped)
             write_temp("t10k-images-idx3-ubyte.gz", packed, n);
             write_temp("t10k-images-idx3-ubyte", "not read", 8);
         }
-        KN_CHECK(kn_images_read(temp_path(""), "test", &im), "%s", kn_error());
+        KN_CHECK(kn_images_read(temp_path(""), "test", &im));
         KN_CHECK(im.count == COUNT && im.rows == SIDE && im.cols == SIDE);
         for (int i = 0; i < COUNT; i++)
             KN_CHECK(im.label[i] == i && im.pixel[i * PIXELS + 8] == 20 * i);
@@ -183,8 +183,7 @@ KN_TEST(mnist, idx_files)
             KN_CHECK(!t, "case %zu", i);
             KN_CHECK_ERROR(cases[i].error);
         } else {
-            KN_CHECK(t && kn_dtype_of(t) == cases[i].dtype && kn_ndim(t) == cases[i].dims, "%s",
-                     kn_error());
+            KN_CHECK(t && kn_dtype_of(t) == cases[i].dtype && kn_ndim(t) == cases[i].dims);
             kn_array one = kn_array_of(t);
             const char *last =
                 (char *)one.data + (size_t)(kn_numel(t) - 1) * kn_dtype_size(one.dtype);
@@ -231,7 +230,7 @@ KN_TEST(mnist, real_files)
     } halves[] = { { "train", 60000, 5, 5923 }, { "test", 10000, 7, 980 } };
     for (int h = 0; h < 2; h++) {
         int64_t zeros = 0;
-        KN_CHECK(kn_images_read(folder, halves[h].split, &im), "%s", kn_error());
+        KN_CHECK(kn_images_read(folder, halves[h].split, &im));
         KN_CHECK(im.count == halves[h].count && im.rows == 28 && im.cols == 28);
         KN_CHECK(im.label[0] == halves[h].first_label);
         for (int64_t i = 0; i < im.count; i++)

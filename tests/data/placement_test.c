@@ -20,7 +20,7 @@ KN_TEST(placement, batches_on_a_device)
         for (int k = 0; k < 5; k++) {
             kn_scope s = kn_scope_begin();
             kn_batch b = kn_next(l), c = kn_next(cpu);
-            KN_CHECK(b.x && c.x, "%s", kn_error());
+            KN_CHECK(b.x && c.x);
             KN_CHECK(kn_device_of(b.x) == GUARDED && kn_device_of(b.y) == GUARDED);
             KN_CHECK(kn_to_host(b.x, there, sizeof there) && kn_to_host(c.x, here, sizeof here));
             KN_CHECK(memcmp(here, there, sizeof here) == 0);
@@ -49,7 +49,7 @@ KN_TEST(placement, tensors_on_a_device)
             int seen = 0;
             for (int k = 0; k < 2; k++) {
                 kn_batch b = kn_next(l);
-                KN_CHECK(b.x && kn_device_of(b.x) == GUARDED, "%s", kn_error());
+                KN_CHECK(b.x && kn_device_of(b.x) == GUARDED);
                 KN_CHECK(kn_to_host(b.x, x, sizeof x));
                 for (int i = 0; i < 5; i++) {
                     KN_CHECK(x[i][1] == x[i][0] + 1 && (shuffle || x[i][0] == 2 * (5 * k + i)));

@@ -18,7 +18,7 @@ KN_TEST(samples, any_number_of_workers)
                                          .workers = workers, .ahead = workers > 2 ? workers : 0);
             for (int k = 0; k < 8; k++) {
                 double *x = workers ? other : one[k];
-                KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+                KN_CHECK(take(l, x, NULL) == 4);
                 KN_CHECK(memcmp(x, one[k], sizeof one[k]) == 0, "%d workers", workers);
                 for (int r = 0; r < 4; r++) {
                     int64_t at = 4 * k + r, i = at % SAMPLES, e = at / SAMPLES;
@@ -243,7 +243,7 @@ KN_TEST(samples, go_on_inside_of_a_round)
                               .batch = 4, .shuffle = true, .seed = 5, .workers = workers);
             KN_CHECK(l && take(l, x, NULL) == 4); /* threads are ahead of it */
             const kn_position p = { at / SAMPLES, at % SAMPLES, 1, SAMPLES, 5 };
-            KN_CHECK(kn_loader_set_position(l, p), "%s", kn_error());
+            KN_CHECK(kn_loader_set_position(l, p));
             KN_CHECK(kn_loader_round(l) == at / 4);
             const kn_position q = kn_loader_position(l);
             KN_CHECK(q.epoch == p.epoch && q.sample == p.sample);
@@ -284,7 +284,7 @@ KN_TEST(samples, the_last_round)
                           .batch = 4, .workers = workers, .ahead = workers ? 8 : 0);
         kn_loader_seek(l, last - 1);
         for (int k = 0; k < 2; k++) {
-            KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+            KN_CHECK(take(l, x, NULL) == 4);
             KN_CHECK(x[0] == (double)((last - 1 + k) * 4 % SAMPLES) && x[1] > 0);
         }
         for (int k = 0; k < 2; k++) {
@@ -293,7 +293,7 @@ KN_TEST(samples, the_last_round)
                 "there is no round 2305843009213693950; 2305843009213693949 is the last");
         }
         kn_loader_seek(l, 1);
-        KN_CHECK(take(l, x, NULL) == 4 && x[0] == 4, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && x[0] == 4);
         kn_loader_free(l);
     }
 }
@@ -306,7 +306,7 @@ KN_TEST(samples, refused_positions_beside_workers)
     kn_loader *l = kn_loader_new(fill_numbers, (void *)&long_data, NULL, NUMBERS, .batch = 4,
                                  .workers = 2, .ahead = 4);
     for (int k = 0; k < 500; k++) {
-        KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4);
         for (int r = 0; r < 4; r++)
             KN_CHECK(x[WIDTH * r] == 4 * k + r && x[WIDTH * r + 1] == 0, "round %d", k);
         REFUSED(kn_loader_set_position(l, (kn_position){ .sample = 5, .step = 4, .samples = 5 }),

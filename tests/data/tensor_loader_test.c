@@ -60,7 +60,7 @@ KN_TEST(tensor_loader, rows_in_order_are_views)
         int64_t index[4];
         for (int i = 0; i < 4; i++)
             index[i] = (4 * k + i) % ROWS;
-        KN_CHECK(holds(&r, &b, index, 4), "%s", kn_error());
+        KN_CHECK(holds(&r, &b, index, 4));
         bool around = k == 2; /* rows 8, 9, 0, 1 */
         KN_CHECK((kn_data(b.x) == (void *)r.x[index[0]]) == !around);
         KN_CHECK((kn_data(b.y) == (void *)&r.y[index[0]]) == !around);
@@ -85,7 +85,7 @@ KN_TEST(tensor_loader, shuffled_rows_are_copies)
             int64_t index[4];
             for (int i = 0; i < 4; i++)
                 index[i] = kn_shuffle(3, (4 * k + i) / ROWS, ROWS, (4 * k + i) % ROWS);
-            KN_CHECK(holds(&r, &b, index, 4), "%d workers: %s", workers, kn_error());
+            KN_CHECK(holds(&r, &b, index, 4), "%d workers", workers);
         }
         kn_loader_stats s = kn_loader_read_stats(l);
         KN_CHECK(s.batches == 5 && s.copied == 5);

@@ -54,7 +54,7 @@ static void launch(kn_kernel k, const void *args, size_t size)
 {
     kn_trace_event *e = NULL;
     kn_trace_start(16);
-    KN_CHECK(kn_launch(kn_compute_stream(KN_CUDA), k, args, size), "%s", kn_error());
+    KN_CHECK(kn_launch(kn_compute_stream(KN_CUDA), k, args, size));
     const size_t n = kn_trace_stop(&e);
     KN_CHECK(n > 0 && strcmp(e[n - 1].provider, "cudnn") == 0, "%s ran in %s", kn_kernel_name(k),
              n > 0 ? e[n - 1].provider : "nothing");
@@ -99,7 +99,7 @@ static void backward(const problem *p, uint64_t seed, uint64_t stream, const uin
 static void fetch(kn_tensor *t, float *x)
 {
     kn_tensor *host = kn_cast(kn_to_device(kn_contiguous(t), KN_CPU), KN_F32);
-    KN_CHECK(host && kn_to_host(host, x, ALL * sizeof *x), "%s", kn_error());
+    KN_CHECK(host && kn_to_host(host, x, ALL * sizeof *x));
 }
 
 static void mask_of(uint64_t seed, uint64_t stream, const uint64_t *at, float *mask)

@@ -213,14 +213,14 @@ KN_TEST(cuda_runtime, tables)
 {
     kn_stream *s = kn_compute_stream(KN_CUDA),
               *side = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
-    KN_CHECK(launch_inside(s, many_tables) && launch_inside(side, many_tables), "%s", kn_error());
-    KN_CHECK(kn_graph_begin(KN_CUDA) && launch_inside(s, tables_of_a_graph), "%s", kn_error());
+    KN_CHECK(launch_inside(s, many_tables) && launch_inside(side, many_tables));
+    KN_CHECK(kn_graph_begin(KN_CUDA) && launch_inside(s, tables_of_a_graph));
     kn_graph *g = kn_graph_end();
-    KN_CHECK(g && launch_inside(s, many_tables) && kn_graph_launch(g), "%s", kn_error());
+    KN_CHECK(g && launch_inside(s, many_tables) && kn_graph_launch(g));
     for (int i = 0; i < 50; i++)
         KN_CHECK(*graph_table[i] == i, "table %d of the graph is %d", i, *graph_table[i]);
     kn_graph_free(g);
-    KN_CHECK(launch_inside(s, many_tables), "%s", kn_error());
+    KN_CHECK(launch_inside(s, many_tables));
     REFUSED(kn_cuda_table("x", 1), "outside of a launch");
     kn_context_end();
     KN_CHECK(fake.live == 0);
@@ -242,8 +242,7 @@ KN_TEST(cuda_runtime, scratch)
     kn_stream *s = kn_compute_stream(KN_CUDA),
               *side = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
     for (scratch_bytes = 1; scratch_bytes < (size_t)100 << 20; scratch_bytes *= 7)
-        KN_CHECK(launch_inside(s, scratch_grows) && launch_inside(side, scratch_grows), "%s",
-                 kn_error());
+        KN_CHECK(launch_inside(s, scratch_grows) && launch_inside(side, scratch_grows));
     scratch_bytes = (size_t)2 << 30;
     REFUSED(launch_inside(s, scratch_grows), "out of memory");
     kn_context_end();
@@ -274,7 +273,7 @@ KN_TEST(cuda_runtime, a_bad_index_is_an_error_of_the_sync)
     kn_tensor *w = kn_full(KN_F32, KN_CUDA, 1.0, KN_SHAPE(4, 8)),
               *i = kn_from(KN_I64, KN_CUDA, bad, KN_SHAPE(3));
     kn_tensor *y = kn_index_select(w, 0, i);
-    KN_CHECK(w && i && y && kn_ok(), "%s", kn_error());
+    KN_CHECK(w && i && y && kn_ok());
     REFUSED(kn_stream_sync(kn_compute_stream(KN_CUDA)), "index 9 at position 1");
     KN_CHECK(kn_stream_sync(kn_compute_stream(KN_CUDA)), "told once");
     kn_scope_end(scope);
@@ -301,11 +300,11 @@ KN_TEST(cuda_runtime, trace_has_kernels_and_waits)
     kn_trace_event *events;
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_full(KN_F32, KN_CUDA, 2.0, KN_SHAPE(64));
-    KN_CHECK(x != NULL, "%s", kn_error());
+    KN_CHECK(x != NULL);
     kn_trace_start(100);
     kn_tensor *y = kn_mul(x, x);
     size_t waits = 0, kernels = 0;
-    KN_CHECK(kn_item(kn_sum(y, 0, NULL, false)) == 256.0, "%s", kn_error());
+    KN_CHECK(kn_item(kn_sum(y, 0, NULL, false)) == 256.0);
     size_t n = kn_trace_stop(&events);
     for (size_t i = 0; i < n; i++) {
         waits += strcmp(events[i].provider, "host") == 0;

@@ -42,7 +42,7 @@ static bool trained(kn_device device, kn_dtype dtype, const char *offload, int l
 
 static void train(kn_device device, kn_dtype dtype, const char *offload, double loss[STEPS])
 {
-    KN_CHECK(trained(device, dtype, offload, 2, 16, STEPS, loss), "%s", kn_error());
+    KN_CHECK(trained(device, dtype, offload, 2, 16, STEPS, loss));
     kn_context_end(); /* the next one draws the same numbers */
 }
 
@@ -138,7 +138,7 @@ static void steady_steps(const steady *s)
         loss = kn_fetch_begin(l);
         norm = kn_fetch_begin(n);
         int before = fake.waits;
-        KN_CHECK(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt), "%s", kn_error());
+        KN_CHECK(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt));
         if (s->offload) /* only the host's step waits for gradients, bucket by bucket */
             fake.waits = before;
         kn_scope_end(scope);
@@ -202,7 +202,7 @@ KN_TEST(cuda_steps, a_gpt_larger_than_the_gpu_trains_offloaded)
     double unlimited[2], limited[2];
     char limit[32];
     fake_begin();
-    KN_CHECK(trained(KN_CUDA, KN_F32, "memory", LAYERS, EMBD, 2, unlimited), "%s", kn_error());
+    KN_CHECK(trained(KN_CUDA, KN_F32, "memory", LAYERS, EMBD, 2, unlimited));
     kn_ledger l = kn_ledger_read();
     KN_CHECK(l.peak_pinned > 16 * ELEMENTS && l.peak_total < 16 * ELEMENTS,
              "%lld bytes on the host, %lld on the GPU, %d of states", (long long)l.peak_pinned,
@@ -212,7 +212,7 @@ KN_TEST(cuda_steps, a_gpt_larger_than_the_gpu_trains_offloaded)
     setenv("KNAP_MEMORY_LIMIT", limit, 1);
     REFUSED(trained(KN_CUDA, KN_F32, NULL, LAYERS, EMBD, 2, limited), "out of memory");
     kn_context_end();
-    KN_CHECK(trained(KN_CUDA, KN_F32, "memory", LAYERS, EMBD, 2, limited), "%s", kn_error());
+    KN_CHECK(trained(KN_CUDA, KN_F32, "memory", LAYERS, EMBD, 2, limited));
     kn_context_end();
     unsetenv("KNAP_MEMORY_LIMIT");
     KN_CHECK(memcmp(unlimited, limited, sizeof limited) == 0, "losses %.9g and %.9g", unlimited[1],

@@ -144,8 +144,8 @@ static void drop(call *c)
 static void run(const call *c)
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
-    KN_CHECK(kn_launch(s, KN_K_ATTENTION, &c->f, sizeof c->f), "%s", kn_error());
-    KN_CHECK(kn_launch(s, KN_K_ATTENTION_GRAD, &c->g, sizeof c->g), "%s", kn_error());
+    KN_CHECK(kn_launch(s, KN_K_ATTENTION, &c->f, sizeof c->f));
+    KN_CHECK(kn_launch(s, KN_K_ATTENTION_GRAD, &c->g, sizeof c->g));
 }
 
 /* The formulas' results for head (b, h); dk and dv are added to [S, D]. */

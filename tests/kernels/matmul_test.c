@@ -98,7 +98,7 @@ static void check_all(const kn_matmul_args *p, const char *what)
 
 static void launch(const kn_matmul_args *p)
 {
-    KN_CHECK(kn_launch(kn_compute_stream(KN_CPU), KN_K_MATMUL, p, sizeof *p), "%s", kn_error());
+    KN_CHECK(kn_launch(kn_compute_stream(KN_CPU), KN_K_MATMUL, p, sizeof *p));
 }
 
 static void drop(kn_matmul_args *p)

@@ -14,15 +14,14 @@ static float norm_of(const int64_t *limbs, float max, double p)
 {
     float norm = -1;
     double coef;
-    KN_CHECK(KN_LAUNCH(stream(), KN_K_CLIP, ((kn_clip_args){ limbs, &max, 1, 0, &norm, &coef, p })),
-             "%s", kn_error());
+    KN_CHECK(
+        KN_LAUNCH(stream(), KN_K_CLIP, ((kn_clip_args){ limbs, &max, 1, 0, &norm, &coef, p })));
     return norm;
 }
 
 static void sum_of(const kn_run *run, int runs, float max, double p, int64_t *limbs)
 {
-    KN_CHECK(KN_LAUNCH(stream(), KN_K_POWSUM, ((kn_powsum_args){ run, runs, &max, p, limbs })),
-             "%s", kn_error());
+    KN_CHECK(KN_LAUNCH(stream(), KN_K_POWSUM, ((kn_powsum_args){ run, runs, &max, p, limbs })));
 }
 
 /* For every partition of the values over ranks, whose limbs are added: the same bits, and the right

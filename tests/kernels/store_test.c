@@ -70,7 +70,7 @@ KN_TEST(store, bytes_keep_their_values)
             }
             size[i] = x % 200000 + 1;
             p[i] = kn_take(m, size[i], KN_MEM_STORE);
-            KN_CHECK(p[i] && (uintptr_t)p[i] % KN_ALIGN == 0, "%s", kn_error());
+            KN_CHECK(p[i] && (uintptr_t)p[i] % KN_ALIGN == 0);
             memset(p[i], i, size[i]);
         }
     for (int i = 0; i < N; i++)
@@ -88,7 +88,7 @@ KN_TEST(store, freed_ranges_are_used_again)
     char *dir = folder();
     kn_memory *m = kn_store_open(dir);
     char *a = kn_take(m, 24 * MIB, KN_MEM_STORE), *b = kn_take(m, 4 * MIB, KN_MEM_STORE);
-    KN_CHECK(a && b, "%s", kn_error());
+    KN_CHECK(a && b);
     for (size_t i = 0; i < 24 * MIB; i += 4096)
         a[i] = 1;
     memset(b, 2, 4 * MIB);
@@ -119,7 +119,7 @@ KN_TEST(store, counts_in_no_total_and_against_no_limit)
     kn_ledger before = kn_ledger_read();
     kn_context_get()->memory_limit = before.live_total + (int64_t)MIB;
     kn_storage *s = kn_storage_create(m, 3 * MIB, KN_MEM_STORE, "state");
-    KN_CHECK(s && s->device == KN_CPU, "%s", kn_error());
+    KN_CHECK(s && s->device == KN_CPU);
     kn_ledger now = kn_ledger_read();
     KN_CHECK(now.live[KN_MEM_STORE] == (int64_t)(3 * MIB));
     KN_CHECK(now.live_total == before.live_total && now.peak_total == before.peak_total);
@@ -202,7 +202,7 @@ KN_TEST(store, errors_are_sentences)
     small.rlim_cur = 2 * MIB;
     setrlimit(RLIMIT_FSIZE, &small);
     char *a = kn_take(m, MIB, KN_MEM_STORE);
-    KN_CHECK(a, "%s", kn_error());
+    KN_CHECK(a);
     memset(a, 1, MIB);
     REFUSED(kn_take(m, 4 * MIB, KN_MEM_STORE), "can't grow by 4194304 bytes");
     KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == (int64_t)MIB);

@@ -20,7 +20,7 @@ static json_t *json_of(const char *text)
 static kn_tokenizer *bytes_for(const kn_chat *c)
 {
     kn_tokenizer *byte = kn_tokenizer_create("byte", NULL, 0), *t = kn_chat_tokenizer(byte, c);
-    KN_CHECK(t && kn_chat_fits(t, c), "%s", kn_error());
+    KN_CHECK(t && kn_chat_fits(t, c));
     kn_tokenizer_free(byte);
     return t;
 }
@@ -73,7 +73,7 @@ KN_TEST(chat, texts_and_answers)
         const kn_chat *c = kn_chat_named(cases[i].name);
         kn_tokenizer *t = bytes_for(c);
         kn_chat_ids ids = { 0 };
-        KN_CHECK(kn_chat_encode(c, t, talk, "x", &ids), "%s", kn_error());
+        KN_CHECK(kn_chat_encode(c, t, talk, "x", &ids));
         KN_CHECK(strcmp(text_of(t, &ids, false), cases[i].text) == 0, "%s",
                  text_of(t, &ids, false));
         KN_CHECK(strcmp(text_of(t, &ids, true), cases[i].answers) == 0, "%s",
@@ -133,7 +133,7 @@ KN_TEST(chat, golden_ids)
         kn_tokenizer *t = kn_chat_tokenizer(bare, c);
         const json_t *want = json_object_get(one, "ids");
         kn_chat_ids ids = { 0 };
-        KN_CHECK(kn_chat_encode(c, t, one, "golden", &ids), "%s", kn_error());
+        KN_CHECK(kn_chat_encode(c, t, one, "golden", &ids));
         KN_CHECK((size_t)ids.count == json_array_size(want), "%zu, by %s", i, c->name);
         for (k = 0; k < json_array_size(want); k++)
             KN_CHECK(ids.id[k] == json_integer_value(json_array_get(want, k)), "%zu, by %s, id %zu",
@@ -202,7 +202,7 @@ static kn_text *letters(kn_tokenizer **t)
                  'a' + i);
     strcat(lines, SAID("user"));
     kn_text *text = talks_of(lines, t, "plain");
-    KN_CHECK(text != NULL, "%s", kn_error());
+    KN_CHECK(text != NULL);
     return text;
 }
 
@@ -214,10 +214,10 @@ KN_TEST(chat, rows_of_one)
     bool seen[20] = { false };
     kn_tokenizer *t = NULL;
     kn_text *text = letters(&t);
-    KN_CHECK(kn_text_pack(text, CTX, false) && kn_text_check(text, CTX), "%s", kn_error());
+    KN_CHECK(kn_text_pack(text, CTX, false) && kn_text_check(text, CTX));
     for (int64_t i = 0; i < 18 + 4; i++) {
         const bool val = i >= 18;
-        KN_CHECK(kn_text_batch(text, val, 5, val ? i - 18 : i, 1, CTX, x, y), "%s", kn_error());
+        KN_CHECK(kn_text_batch(text, val, 5, val ? i - 18 : i, 1, CTX, x, y));
         const int64_t letter = x[10]; /* behind "### User:\n" */
         for (int k = 0; k < CTX; k++)
             KN_CHECK(y[k] == (k == HEAD - 3 || k == HEAD - 2 ? letter
@@ -246,7 +246,7 @@ KN_TEST(chat, rows_of_several)
     int64_t x[CTX], y[CTX], begin[CTX], counted = 0;
     kn_tokenizer *t = NULL;
     kn_text *text = letters(&t);
-    KN_CHECK(kn_text_pack(text, CTX, true) && kn_text_check(text, CTX), "%s", kn_error());
+    KN_CHECK(kn_text_pack(text, CTX, true) && kn_text_check(text, CTX));
     for (int64_t i = 0; i < 9; i++) {
         KN_CHECK(kn_text_batch_documents(text, KN_TRAIN, 5, i, 1, CTX, x, y, begin));
         for (int k = 0; k < CTX; k++) {
@@ -267,7 +267,7 @@ KN_TEST(chat, validation_of_its_own)
     kn_tokenizer *t = NULL;
     kn_text *train = letters(&t), *val = talks_of(PAIR("z"), &t, "plain");
     train = kn_text_join(train, val);
-    KN_CHECK(train && kn_text_pack(train, 40, false), "%s", kn_error());
+    KN_CHECK(train && kn_text_pack(train, 40, false));
     KN_CHECK(kn_text_batch(train, KN_VALIDATION, 5, 3, 1, 40, x, y) && x[10] == 'z');
     for (int64_t i = 0; i < 40; i++)
         KN_CHECK(kn_text_batch(train, KN_TRAIN, 5, i, 1, 40, x, y) && x[10] != 'z');

@@ -227,20 +227,20 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     make_job(&two, "run");
     on_ranks(2, resume, &two);
     kn_checkpoint *c = kn_checkpoint_open(two.dir[PLAIN], NULL);
-    KN_CHECK(c != NULL, "%s", kn_error());
+    KN_CHECK(c != NULL);
     snprintf(path, sizeof path, "%s/optimizer/shard-00002-model-00001-of-00001.safetensors",
              kn_checkpoint_folder(c));
     kn_safetensors *state = kn_safetensors_open(path);
-    KN_CHECK(state != NULL, "%s", kn_error());
+    KN_CHECK(state != NULL);
     KN_CHECK(kn_safetensors_count(state) == 2, "%d", kn_safetensors_count(state));
     kn_scope scope = kn_scope_begin();
     kn_tensor *a = kn_checkpoint_get(c, "norm.running_mean");
     kn_tensor *b = kn_safetensors_get(state, "norm.running_mean.rank1");
-    KN_CHECK(a && b && !same_tensor(a, b), "%s", kn_error());
+    KN_CHECK(a && b && !same_tensor(a, b));
     KN_CHECK(
         !kn_safetensors_has(state, "norm.num_batches_tracked.rank1")); /* equal on both ranks */
     trainer t;
-    KN_CHECK(trainer_init(&t, PLAIN) && load(&t, two.dir[PLAIN]), "%s", kn_error());
+    KN_CHECK(trainer_init(&t, PLAIN) && load(&t, two.dir[PLAIN]));
     KN_CHECK(same_tensor(kn_module_buffer(&t.n, "norm.running_mean"), a));
     trainer_free(&t);
     kn_scope_end(scope);
@@ -309,7 +309,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
     char *text = kn_tokenizer_text(tokenizer);
     const kn_checkpoint_file file = { KN_TOKENIZER_FILE, text, strlen(text) };
     const char *dir = temp_path("run");
-    KN_CHECK(trainer_init(&t, ADAMW) && train(&t, 0, 1), "%s", kn_error());
+    KN_CHECK(trainer_init(&t, ADAMW) && train(&t, 0, 1));
     KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1, .files = &file,
                                 .file_count = 1));
     snprintf(first, sizeof first, "%s/step-00000001", dir);
@@ -319,8 +319,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
     kn_tokenizer *again = c ? kn_checkpoint_tokenizer(c) : NULL;
     KN_CHECK(again && !strcmp(kn_tokenizer_kind(again), "byte") && train(&t, 1, 2));
     kn_tokenizer_free(again), kn_checkpoint_free(c);
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}", .keep = 1), "%s",
-             kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}", .keep = 1));
     KN_CHECK(!is_there(dir, "step-00000001"));
     c = kn_checkpoint_open(dir, NULL);
     snprintf(first, sizeof first, "%s/step-00000002", dir);
@@ -328,7 +327,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
     KN_CHECK(!is_there(first, "optimizer") && !is_there(first, "tokenizer.json"));
     KN_CHECK(!strcmp(kn_checkpoint_config(c), "{\"a\": [1.5]}"), "%s", kn_checkpoint_config(c));
     KN_CHECK(kn_checkpoint_has(c, "norm.running_var"));
-    KN_CHECK(trainer_init(&u, ADAMW) && kn_checkpoint_load(c, &u.n), "%s", kn_error());
+    KN_CHECK(trainer_init(&u, ADAMW) && kn_checkpoint_load(c, &u.n));
     KN_CHECK(
         same_tensor(kn_module_param(&t.n, "norm.weight"), kn_module_param(&u.n, "norm.weight")));
     REFUSED(kn_checkpoint_load(c, &u.n, .optim = u.optim), "saved without an optimizer");
@@ -346,14 +345,12 @@ KN_TEST(checkpoint_module, masks_may_be_infinite)
     OWNED_MODULE kn_linear line = { 0 };
     const char *dir = temp_path("run");
     KN_CHECK(kn_linear_init(&line, NULL, NULL, 2, 2) && kn_materialize(&line, KN_CPU, 1));
-    KN_CHECK(kn_buffer(&line, "mask", kn_full(KN_F32, KN_CPU, -INFINITY, KN_SHAPE(3))), "%s",
-             kn_error());
-    KN_CHECK(kn_checkpoint_save(dir, &line, .step = 1), "%s", kn_error());
+    KN_CHECK(kn_buffer(&line, "mask", kn_full(KN_F32, KN_CPU, -INFINITY, KN_SHAPE(3))));
+    KN_CHECK(kn_checkpoint_save(dir, &line, .step = 1));
     KN_CHECK(kn_fill_(kn_module_buffer(&line, "mask"), 0));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     KN_CHECK(kn_checkpoint_load(c, &line) &&
-                 ((float *)kn_data(kn_module_buffer(&line, "mask")))[2] == -INFINITY,
-             "%s", kn_error());
+             ((float *)kn_data(kn_module_buffer(&line, "mask")))[2] == -INFINITY);
     kn_checkpoint_free(c);
     bool mode = kn_set_grad_mode(false);
     KN_CHECK(kn_fill_(kn_module_param(&line, "bias"), INFINITY));
@@ -367,9 +364,9 @@ KN_TEST(checkpoint_module, the_step_is_the_callers)
     trainer t, u;
     const char *dir = temp_path("run");
     KN_CHECK(trainer_init(&t, ADAMW) && trainer_init(&u, ADAMW) && train(&t, 0, 2));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim));
     REFUSED(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = -1), ".step is -1");
-    KN_CHECK(load(&u, dir) && same_state(&t, &u, true), "%s", kn_error());
+    KN_CHECK(load(&u, dir) && same_state(&t, &u, true));
     trainer_free(&t);
     trainer_free(&u);
 }
@@ -385,7 +382,7 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     REFUSED(kn_checkpoint_save(dir, &t.n, .optim = other.optim), "the optimizer was made for");
     KN_CHECK(!kn_run_folder_has_checkpoint(dir) && !is_there(dir, "step-00000000") &&
              !is_there(dir, "step-00000000.saving"));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     REFUSED(kn_checkpoint_load(c, &other.n, .optim = other.optim),
             "6 missing (conv.weight.momentum");
@@ -398,7 +395,7 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     kn_checkpoint_free(c);
     kn_run_folder *held = kn_run_folder_claim(dir);
     REFUSED(kn_checkpoint_save(dir, &t.n, .step = 2), "another run saves there");
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .folder = held), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .folder = held));
     kn_run_folder_release(held);
     kn_module_free(&line);
     trainer_free(&t);
@@ -435,14 +432,14 @@ KN_TEST(checkpoint_module, a_damaged_count_of_averages_is_an_error)
     trainer t, u;
     const char *dir = temp_path("run");
     KN_CHECK(trainer_init(&t, MUON) && trainer_init(&u, MUON) && train(&t, 0, 2));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .ema = t.ema), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .ema = t.ema));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         set_updates(dir, i ? bad[i - 1] : "2", bad[i]);
         KN_CHECK(!load(&u, dir), "%s", bad[i]);
         KN_CHECK_ERROR("state.json: \"ema_updates\" is missing or not a whole number");
     }
     set_updates(dir, "[]", "7");
-    KN_CHECK(load(&u, dir) && kn_ema_updates(u.ema) == 7, "%s", kn_error());
+    KN_CHECK(load(&u, dir) && kn_ema_updates(u.ema) == 7);
     trainer_free(&t);
     trainer_free(&u);
 }

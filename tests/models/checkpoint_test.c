@@ -20,13 +20,13 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     char dir[256], text[64];
     snprintf(dir, sizeof dir, "%s", temp_path("a/b/run"));
     kn_run_folder *f = kn_run_folder_claim(dir);
-    KN_CHECK(f && !kn_run_folder_has_checkpoint(dir), "%s", kn_error());
+    KN_CHECK(f && !kn_run_folder_has_checkpoint(dir));
     KN_CHECK(!kn_run_folder_claim(dir)); /* each descriptor is a holder of its own */
     snprintf(text, sizeof text, "another run saves there: process %d on ", (int)getpid());
     KN_CHECK_ERROR(text);
     kn_run_folder_release(f);
     f = kn_run_folder_claim(dir);
-    KN_CHECK(f != NULL, "%s", kn_error());
+    KN_CHECK(f != NULL);
     pid_t child = fork(); /* a killed holder's lock ends */
     if (child == 0) {
         kn_run_folder_release(f);
@@ -36,7 +36,7 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     int status;
     KN_CHECK(waitpid(child, &status, 0) == child);
     f = kn_run_folder_claim(dir);
-    KN_CHECK(f != NULL, "%s", kn_error());
+    KN_CHECK(f != NULL);
     kn_run_folder_release(f);
     kn_run_folder_release(NULL);
     write_temp("file", "x", 1);
@@ -137,7 +137,7 @@ KN_TEST(checkpoint, writers_of_one_file)
         KN_CHECK(waitpid(child[w], &status, 0) == child[w] && status == 0, "writer %d failed", w);
     }
     kn_mapped map;
-    KN_CHECK(kn_file_map(path, "file", &map) && map.size == SIZE, "%s", kn_error());
+    KN_CHECK(kn_file_map(path, "file", &map) && map.size == SIZE);
     for (size_t i = 1; i < SIZE; i++)
         KN_CHECK(map.data[i] == map.data[0]);
     kn_file_unmap(&map);
@@ -150,7 +150,7 @@ KN_TEST(checkpoint, a_file_that_is_cut_afterwards)
     static char text[100000] = "text";
     kn_mapped map;
     const char *path = write_temp("file", text, sizeof text);
-    KN_CHECK(kn_file_map(path, "file", &map), "%s", kn_error());
+    KN_CHECK(kn_file_map(path, "file", &map));
     KN_CHECK(truncate(path, 0) == 0 && map.data[sizeof text - 1] == 0 && map.data[0] == 't');
     kn_file_unmap(&map);
 }

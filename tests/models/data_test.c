@@ -47,7 +47,7 @@ KN_TEST(data, finding)
     mkdir(temp_path("tinyshakespeare"), 0755);
     write_temp("tinyshakespeare/input.txt", "text", 4);
     char *found = kn_data_find("shakespeare");
-    KN_CHECK(found && strstr(found, "tinyshakespeare/input.txt"), "%s", kn_error());
+    KN_CHECK(found && strstr(found, "tinyshakespeare/input.txt"));
     kn_host_free(found);
 
     unsetenv("KNAP_DATA");
@@ -57,7 +57,7 @@ KN_TEST(data, finding)
     mkdir(temp_path("home/.cache/knap"), 0755);
     mkdir(temp_path("home/.cache/knap/mnist"), 0755);
     found = kn_data_find("mnist");
-    KN_CHECK(found && strstr(found, "home/.cache/knap/mnist"), "%s", kn_error());
+    KN_CHECK(found && strstr(found, "home/.cache/knap/mnist"));
     kn_host_free(found);
     restore("KNAP_DATA", old_data);
     restore("HOME", old_home);
@@ -235,9 +235,9 @@ KN_TEST(data, token_files)
     kn_text *t = kn_text_open(text, "char", &tok);
     KN_CHECK_OK();
     KN_CHECK(tok && kn_text_vocab(t) == 62 && kn_tokenizer_vocab(tok) == 62);
-    KN_CHECK(kn_text_save(t, path), "%s", kn_error());
+    KN_CHECK(kn_text_save(t, path));
     kn_text *u = kn_text_open(path, "char", &tok2); /* without a tokenizer file */
-    KN_CHECK(u && !tok2 && kn_text_vocab(u) == 62, "%s", kn_error());
+    KN_CHECK(u && !tok2 && kn_text_vocab(u) == 62);
     KN_CHECK(kn_text_count(u, KN_TRAIN) == 90);
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 2, 4, 8, a[0], a[1]));
     KN_CHECK(kn_text_batch(u, KN_TRAIN, 1, 2, 4, 8, b[0], b[1]));
@@ -249,7 +249,7 @@ KN_TEST(data, token_files)
 
     KN_CHECK(kn_tokenizer_save(tok, temp_path("a.tokens.json")));
     u = kn_text_open(path, "char", &tok2);
-    KN_CHECK(u && tok2 && kn_tokenizer_vocab(tok2) == 62, "%s", kn_error());
+    KN_CHECK(u && tok2 && kn_tokenizer_vocab(tok2) == 62);
     kn_text_free(u);
     tok3 = kn_tokenizer_create("byte", NULL, 0);
     KN_CHECK(!kn_text_open(path, "char", &tok3)); /* another tokenizer than the file's */
@@ -288,7 +288,7 @@ KN_TEST(data, token_files_of_others)
         kn_tokenizer *none = NULL;
         const char *path = write_temp("x.bin", file, 1024 + (size_t)width * COUNT);
         kn_text *t = kn_text_open(path, "char", &none);
-        KN_CHECK(!t == (cases[i].says != NULL), "case %zu: %s", i, kn_error());
+        KN_CHECK(!t == (cases[i].says != NULL), "case %zu", i);
         if (t)
             KN_CHECK(kn_text_vocab(t) == cases[i].vocab && kn_text_token(t, 39) == 40 &&
                      kn_text_count(t, KN_TRAIN) == 36);
@@ -302,11 +302,11 @@ KN_TEST(data, token_files_of_others)
     KN_CHECK(kn_text_is_plain(path) && !kn_text_open(path, "char", &tok) && !tok);
     KN_CHECK_ERROR("say how many kinds there are");
     kn_text *t = kn_text_map_plain(path, 16);
-    KN_CHECK(t && kn_text_vocab(t) == 16 && kn_text_token(t, 10) == 15, "%s", kn_error());
+    KN_CHECK(t && kn_text_vocab(t) == 16 && kn_text_token(t, 10) == 15);
     kn_text_free(t);
     tok = kn_tokenizer_create("byte", NULL, 0);
     t = kn_text_open(path, "char", &tok);
-    KN_CHECK(t && kn_text_vocab(t) == 256, "%s", kn_error());
+    KN_CHECK(t && kn_text_vocab(t) == 256);
     kn_text_free(t);
     kn_tokenizer_free(tok);
     REFUSED(kn_text_map_plain(path, 65537), "a vocabulary of 65537");
@@ -389,7 +389,7 @@ KN_TEST(data, damaged_tokens)
     make_tokens(file, 1, 2, 50, 4);
     memset(file + 64, 1, 100); /* every token is 257 */
     kn_text *t = kn_text_map(write_temp("x.tokens", file, sizeof file));
-    KN_CHECK(t != NULL, "%s", kn_error());
+    KN_CHECK(t != NULL);
     REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, 1, 4, x, y), "is 257, outside the vocabulary of 4");
     kn_text_free(t);
 }

@@ -107,8 +107,7 @@ KN_TEST(documents, begin_of_each_token)
     const char *path = write_temp("x.bin", ids, sizeof ids);
     kn_text *t = kn_text_join(kn_text_read(path, &tok, .vocab = 10, .end = "9"),
                               kn_text_read(path, &tok, .vocab = 10, .end = "9"));
-    KN_CHECK(t && kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin), "%s",
-             kn_error());
+    KN_CHECK(t && kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin));
     KN_CHECK(memcmp(begin, want, sizeof begin) == 0);
     kn_text_free(t);
     REFUSED(kn_text_read(path, &tok, .vocab = 10, .end = "10"),
@@ -160,7 +159,7 @@ static double *run(kn_module *m, const kn_family *f, loss_fn of, double *loss, i
     int64_t n = 0;
     kn_scope s = kn_scope_begin();
     kn_tensor *l = of(m, f);
-    KN_CHECK(l && kn_backward(l), "%s", kn_error());
+    KN_CHECK(l && kn_backward(l));
     *loss = kn_item(l);
     const kn_param *p;
     const int params = kn_params(m, &p);

@@ -53,8 +53,8 @@ static void check_preset(kn_family_kind kind, const kn_family *f, const kn_prese
     kn_model_config c = { .family = f };
     KN_CHECK(kn_family_of_choice(kind, p->name) == f && kn_family_preset(f, p->name, c.of) &&
                  kn_config_preset(&c) == p,
-             "%s: %s", p->name, kn_error());
-    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s: %s", p->name, kn_error());
+             "%s", p->name);
+    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s", p->name);
     const int64_t count = kn_param_count(&m);
     int i = 0;
     while (i < KNOWN && strcmp(known[i].name, p->name) != 0)
@@ -124,14 +124,13 @@ KN_TEST(family, names_and_shapes_are_those_of_published_files)
     const kn_param *p;
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
         kn_module m;
-        KN_CHECK(declare_small(&m, kind, KN_F32), "%s", kn_error());
+        KN_CHECK(declare_small(&m, kind, KN_F32));
         KN_CHECK(kn_params(&m, &p) == params[kind], "model %d: %d", kind, kn_params(&m, &p));
         for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
             if (want[i].kind != kind)
                 continue;
             kn_tensor *t = kn_module_param(&m, want[i].name);
-            KN_CHECK(t && kn_ndim(t) == (want[i].columns ? 2 : 1), "%s: %s", want[i].name,
-                     kn_error());
+            KN_CHECK(t && kn_ndim(t) == (want[i].columns ? 2 : 1), "%s", want[i].name);
             KN_CHECK(kn_size(t, 0) == want[i].rows, "%s", want[i].name);
             KN_CHECK(!want[i].columns || kn_size(t, 1) == want[i].columns, "%s", want[i].name);
         }
@@ -152,8 +151,8 @@ KN_TEST(family, a_table_over_another_model_has_defaults_of_its_own)
     own.fill = with_biases;
     kn_model_config c = small_config(LLAMA);
     c.family = &own;
-    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s", kn_error());
-    KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"), "%s", kn_error());
+    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META));
+    KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"));
 }
 
 /* ---- what every model does ------------------------------------------------------------------- */
@@ -171,7 +170,7 @@ KN_TEST(family, a_loss_falls_in_each_dtype)
             kn_tensor *loss = small_loss(&m, k / 2, dtype[k % 2]);
             last = kn_item(loss);
             first = step ? first : last;
-            KN_CHECK(kn_backward(loss) && kn_step(o), "%s", kn_error());
+            KN_CHECK(kn_backward(loss) && kn_step(o));
             kn_scope_end(s);
         }
         KN_CHECK(last < 0.9 * first, "model %d, dtype %d: %g -> %g", k / 2, k % 2, first, last);
@@ -202,13 +201,12 @@ KN_TEST(family, recompute_gives_the_same_gradients)
                      again);
             kn_set_step(1); /* both draw as in step 1 */
             kn_scope s = kn_scope_begin();
-            KN_CHECK(kn_backward(small_loss(&m, kind, KN_F32)), "%s", kn_error());
+            KN_CHECK(kn_backward(small_loss(&m, kind, KN_F32)));
             for (int i = 0, params = kn_params(&m, &p); i < params; i++) {
                 const size_t count = (size_t)p[i].numel;
                 KN_CHECK(n[again] + count <= sizeof grad[0] / sizeof(float) &&
-                             kn_to_host(kn_param_grad(&p[i]), grad[again] + n[again],
-                                        count * sizeof(float)),
-                         "%s", kn_error());
+                         kn_to_host(kn_param_grad(&p[i]), grad[again] + n[again],
+                                    count * sizeof(float)));
                 n[again] += count;
             }
             KN_CHECK(!kn_module_has(&m, "bn1.num_batches_tracked") ||
@@ -308,8 +306,7 @@ static void forward_bits(kn_module *m, int kind, float bits[64])
     kn_train(m, false);
     kn_tensor *y = f->kind == KN_LANGUAGE_MODELS ? kn_language_next_logits(m, ids_of(1, 4, 1))
                                                  : kn_call(m, small_images(2));
-    KN_CHECK(y && kn_numel(y) <= 64 && kn_to_host(y, bits, (size_t)kn_numel(y) * sizeof *bits),
-             "%s", kn_error());
+    KN_CHECK(y && kn_numel(y) <= 64 && kn_to_host(y, bits, (size_t)kn_numel(y) * sizeof *bits));
     kn_scope_end(s);
 }
 
@@ -325,15 +322,14 @@ KN_TEST(family, configurations_are_saved)
         float y[2][64] = { { 0 } };
         make_small(&m, kind, KN_F32, 4);
         char *text = kn_config_text(&c), *second = NULL;
-        KN_CHECK(text != NULL, "%s", kn_error());
+        KN_CHECK(text != NULL);
         kn_checkpoint *saved = saved_with(&m, text, NULL, NULL);
         KN_CHECK(kn_config_saved(saved, of, &read, NULL) && read.family == f &&
                      (second = kn_config_text(&read)) && strcmp(text, second) == 0,
                  "%s\n%s", text, second ? second : kn_error());
         KN_CHECK(memcmp(read.of, kn_family_config_of(f, &m), f->size) == 0, "%s", text);
         KN_CHECK(kn_config_init(&again, &read, KN_F32, KN_META) &&
-                     kn_materialize(&again, KN_CPU, 5) && kn_checkpoint_load(saved, &again),
-                 "%s", kn_error());
+                 kn_materialize(&again, KN_CPU, 5) && kn_checkpoint_load(saved, &again));
         forward_bits(&m, kind, y[0]);
         forward_bits(&again, kind, y[1]);
         KN_CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
@@ -342,8 +338,7 @@ KN_TEST(family, configurations_are_saved)
             snprintf(noun, sizeof noun, "not a %s", other->noun);
             snprintf(type, sizeof type, "the model is a %s", f->type);
             KN_CHECK(kn_family_saved(other, saved, read.of) == (other == f), "%s", other->noun);
-            KN_CHECK(other == f || (strstr(kn_error(), noun) && strstr(kn_error(), type)), "%s",
-                     kn_error());
+            KN_CHECK(other == f || (strstr(kn_error(), noun) && strstr(kn_error(), type)));
             kn_clear_error();
         }
         REFUSED(kn_config_saved(saved, !of, &read, NULL),
@@ -379,7 +374,7 @@ static void check_edit(kn_module *m, const char *config, const edit *e, kn_model
     const kn_family *f = small_models[e->kind].family;
     kn_checkpoint *c = saved_with(m, config, e->from, e->to);
     *read = (kn_model_config){ .family = f };
-    KN_CHECK(kn_family_saved(f, c, read->of) == !e->error, "%s: %s", e->to, kn_error());
+    KN_CHECK(kn_family_saved(f, c, read->of) == !e->error, "%s", e->to);
     if (e->error)
         KN_CHECK_ERROR(e->error);
     kn_checkpoint_free(c);

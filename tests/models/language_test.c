@@ -21,9 +21,8 @@ KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
         KN_CHECK(fabs(loss - log(VOCAB)) < 0.05, "model %d: loss %g", kind, loss);
         kn_tensor *x = ids_of(2, 6, 0), *four = kn_contiguous(kn_slice(x, 1, 0, 4));
         KN_CHECK(kn_to_host(kn_call(&m, x), whole, sizeof whole) &&
-                     kn_to_host(kn_call(&m, four), part, sizeof part) &&
-                     kn_to_host(kn_language_next_logits(&m, four), last, sizeof last),
-                 "%s", kn_error());
+                 kn_to_host(kn_call(&m, four), part, sizeof part) &&
+                 kn_to_host(kn_language_next_logits(&m, four), last, sizeof last));
         for (int r = 0; r < 2; r++)
             for (int i = 0; i < 4 * VOCAB; i++) {
                 const float y = part[r * 4 * VOCAB + i];
@@ -51,7 +50,7 @@ KN_TEST(language, gradients_are_those_of_the_loss)
         make_small(&m, kind, KN_F64, 7);
         kn_train(&m, false);
         kn_scope s = kn_scope_begin();
-        KN_CHECK(kn_backward(small_loss(&m, kind, KN_F64)), "%s", kn_error());
+        KN_CHECK(kn_backward(small_loss(&m, kind, KN_F64)));
         for (int i = 0, n = kn_params(&m, &p); i < n; i++) {
             double *w = kn_data(p[i].tensor), *grad = kn_data(kn_param_grad(&p[i])), h = 1e-5;
             KN_CHECK(w && grad, "%s", p[i].name);
@@ -84,7 +83,7 @@ KN_TEST(language, tokens_that_do_not_fit)
                 "ids are i64[2,6] but targets i64[2,5]");
         kn_set_grad_mode(false);
         kn_cache *c = kn_cache_new(&m, 9);
-        KN_CHECK(c && kn_language_next_logits(&m, ids_of(1, 4, 0)), "%s", kn_error());
+        KN_CHECK(c && kn_language_next_logits(&m, ids_of(1, 4, 0)));
         REFUSED(kn_language_next_logits(&m, ids_of(1, 3, 0)),
                 "7 tokens in a row; the model's context is 1 to 6");
         kn_cache_free(c);
@@ -120,8 +119,7 @@ KN_TEST(language, writes_from_any_logits)
     for (int i = 0; i < 4; i++) {
         FILE *out = fmemopen(text[i], sizeof text[i], "w");
         KN_CHECK(kn_write_text(&m, from[i], i < 3 ? t : few, .prompt = "ab", .tokens = 9, .ctx = 6,
-                               .draw = o, .cached = i == 2, .out = out),
-                 "%s", kn_error());
+                               .draw = o, .cached = i == 2, .out = out));
         fclose(out);
     }
     KN_CHECK(strlen(text[0]) == 11 && strcmp(text[0], text[1]) == 0 &&
@@ -136,8 +134,7 @@ KN_TEST(language, writes_from_any_logits)
     FILE *numbers = fmemopen(got, sizeof got, "w");
     KN_CHECK(n == 11 && kn_write_text(&m, next, NULL, .prompt_ids = ids, .prompt_count = 2,
                                       .print_ids = true, .stop_ids = &ids[4], .stop_count = 1,
-                                      .tokens = 9, .ctx = 6, .draw = o, .out = numbers),
-             "%s", kn_error());
+                                      .tokens = 9, .ctx = 6, .draw = o, .out = numbers));
     fclose(numbers);
     for (int i = 0; i < 2 || (i < 11 && ids[i] != ids[4]); i++)
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), i ? " %d" : "%d",
@@ -145,8 +142,7 @@ KN_TEST(language, writes_from_any_logits)
     KN_CHECK(strcmp(got, wanted) == 0, "%s, should be %s", got, wanted);
     REFUSED(kn_write_text(&m, next, NULL, .prompt = "a", .tokens = 1), "the tokenizer is NULL");
     REFUSED(kn_write_text(&m, next, NULL, .prompt_ids = ids, .print_ids = true), "at least one id");
-    KN_CHECK(kn_write_text(&m, next, few, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o), "%s",
-             kn_error());
+    KN_CHECK(kn_write_text(&m, next, few, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o));
     KN_CHECK(kn_training(&m) && kn_grad_mode());
     REFUSED(kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .ctx = 6),
             "the logits are");
@@ -177,8 +173,7 @@ KN_TEST(language, texts_at_once_as_alone)
                 KN_CHECK(kn_write_text(&m, NULL, t, .prompt = p->text, .prompt_ids = p->ids,
                                        .prompt_count = p->count, .tokens = 9, .ctx = 6, .draw = o,
                                        .stop_ids = (int64_t[]){ 2 }, .stop_count = 1,
-                                       .print_ids = how / 2, .cached = how % 2, .out = out),
-                         "%s", kn_error());
+                                       .print_ids = how / 2, .cached = how % 2, .out = out));
                 fprintf(out, "\n");
             }
             fclose(out);
@@ -187,8 +182,7 @@ KN_TEST(language, texts_at_once_as_alone)
             KN_CHECK(kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = PROMPTS,
                                    .samples = SAMPLES, .tokens = 9, .ctx = 6, .draw = o,
                                    .stop_ids = (int64_t[]){ 2 }, .stop_count = 1,
-                                   .print_ids = how / 2, .cached = how % 2, .out = out),
-                     "%s", kn_error());
+                                   .print_ids = how / 2, .cached = how % 2, .out = out));
             fclose(out);
             KN_CHECK(strcmp(got, want) == 0, "%s\nshould be\n%s", got, want);
             kn_module_free(&m);
@@ -198,8 +192,7 @@ KN_TEST(language, texts_at_once_as_alone)
     for (int64_t samples = 1; samples < 3; samples++) { /* of no tokens: the prompt alone */
         char got[128] = "";
         FILE *out = fmemopen(got, sizeof got, "w");
-        KN_CHECK(kn_write_text(&m, NULL, t, .prompt = "ab", .samples = samples, .out = out), "%s",
-                 kn_error());
+        KN_CHECK(kn_write_text(&m, NULL, t, .prompt = "ab", .samples = samples, .out = out));
         fclose(out);
         KN_CHECK(strcmp(got, samples == 1 ? "ab"
                                           : "--- 1 of 2: prompt 1, seed 0\nab\n"
@@ -269,8 +262,7 @@ KN_TEST(language, a_text_is_evaluated)
             KN_CHECK(kn_text_evaluate(&m, kn_language_loss, text, &score, .ctx = CTX,
                                       .stride = stride, .batch = 1 + n % 3, .tokenizer = t,
                                       .comm = kn_comm_self(), .tell = note_share,
-                                      .tell_arg = &share),
-                     "%s", kn_error());
+                                      .tell_arg = &share));
             KN_CHECK(share == 1);
             KN_CHECK(score.tokens == n - 1 && score.bytes == n - 1);
             KN_CHECK(fabs(score.loss - sum / (double)(n - 1)) < 1e-5,

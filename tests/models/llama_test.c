@@ -11,7 +11,7 @@ static const kn_llama_config small = {
 
 static void begin(kn_llama *g, kn_llama_config c, kn_dtype dtype)
 {
-    KN_CHECK(kn_llama_init(g, c, dtype, KN_META) && kn_materialize(g, KN_CPU, 7), "%s", kn_error());
+    KN_CHECK(kn_llama_init(g, c, dtype, KN_META) && kn_materialize(g, KN_CPU, 7));
 }
 
 /* A head that took lm_head's place: its own logits count. */
@@ -30,7 +30,7 @@ static void check_loss(kn_llama *g)
     kn_tensor *x = ids_of(2, 6, 1);
     const double loss = kn_item(kn_llama_loss(g, x, x));
     const double want = kn_item(kn_cross_entropy(kn_llama_logits(g, x), x));
-    KN_CHECK(fabs(loss - want) < 1e-6 * want, "%.9g, not %.9g: %s", loss, want, kn_error());
+    KN_CHECK(fabs(loss - want) < 1e-6 * want, "%.9g, not %.9g", loss, want);
 }
 
 KN_TEST(llama, loss_is_that_of_the_logits)
@@ -45,7 +45,7 @@ KN_TEST(llama, loss_is_that_of_the_logits)
         if (untied) {
             kn_module_init(&d.base, doubled_forward);
             d.inner = kn_module_replace(&g, "lm_head", &d);
-            KN_CHECK(d.inner && kn_module_add(&d.base, "inner", d.inner), "%s", kn_error());
+            KN_CHECK(d.inner && kn_module_add(&d.base, "inner", d.inner));
             check_loss(&g);
         }
     }

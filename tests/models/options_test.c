@@ -84,8 +84,7 @@ KN_TEST(options, forms)
     kn_options *o = kn_options_create(table, &c);
     KN_CHECK(o && parse(o, "--steps", "10", "--lr=0.5", "--no-prefetch", "--recompute",
                         "--strategy=no_shard", "--data", "a=b.txt", "--note=", "--shift", "-7",
-                        "--steps=10", NULL),
-             "%s", kn_error());
+                        "--steps=10", NULL));
     KN_CHECK(c.steps == 10 && c.lr == 0.5 && !c.prefetch && c.recompute && c.strategy == 1);
     KN_CHECK(strcmp(c.data, "a=b.txt") == 0 && strcmp(c.note, "") == 0 && c.shift == -7);
     KN_CHECK(kn_options_given(o, "steps") && !kn_options_given(o, "threads"));
@@ -269,8 +268,7 @@ KN_TEST(options, record_and_restore)
         of_run += r.row->of == KN_OF_RUN;
         if (strcmp(r.name, "out") == 0)
             continue;
-        KN_CHECK(r.row->of == KN_OF_RUN || kn_options_restore(to, r.name, r.value, r.origin), "%s",
-                 kn_error());
+        KN_CHECK(r.row->of == KN_OF_RUN || kn_options_restore(to, r.name, r.value, r.origin));
     }
     KN_CHECK(i == 11 && of_run == 1);
     KN_CHECK(b.steps == 88 && b.lr == a.lr && strcmp(b.note, "x y") == 0 && !b.prefetch);
@@ -321,8 +319,7 @@ KN_TEST(options, origins)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         kn_options *o = kn_options_create(table, &c);
         KN_CHECK(o && (!rows[i].given || parse(o, "--lr", rows[i].given, NULL)));
-        KN_CHECK(!rows[i].recorded || kn_options_restore(o, "lr", rows[i].recorded, rows[i].was),
-                 "%s", kn_error());
+        KN_CHECK(!rows[i].recorded || kn_options_restore(o, "lr", rows[i].recorded, rows[i].was));
         KN_CHECK(kn_options_derive(o, "lr", 0.75) && kn_options_derive(o, "lr", 0.5));
         kn_option_record r = row_of(o, "lr");
         KN_CHECK(c.lr == rows[i].value && r.origin == rows[i].is && r.changed == rows[i].changed,
@@ -355,10 +352,8 @@ KN_TEST(options, names_and_the_rest)
     };
     kn_options *o = kn_options_create(rows, &c);
     kn_option_record r;
-    KN_CHECK(o && parse(o, NULL) && !kn_options_rest(o)[0] && strcmp(c.model, "small") == 0, "%s",
-             kn_error());
-    KN_CHECK(parse(o, "a.png", "--model", "large", "-", "--steps=7", "large", NULL), "%s",
-             kn_error());
+    KN_CHECK(o && parse(o, NULL) && !kn_options_rest(o)[0] && strcmp(c.model, "small") == 0);
+    KN_CHECK(parse(o, "a.png", "--model", "large", "-", "--steps=7", "large", NULL));
     KN_CHECK(strcmp(c.model, "large") == 0 && c.steps == 7);
     char *const *rest = kn_options_rest(o);
     KN_CHECK(strcmp(rest[0], "a.png") == 0 && strcmp(rest[1], "-") == 0 &&

@@ -25,8 +25,7 @@ static const char *vit_folder(void)
     kn_vit n = { 0 };
     write_temp("config.json", "{\"knap\": {}}", 12);
     KN_CHECK(kn_vit_init(&n, vit, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1) &&
-                 kn_pretrained_save(temp_path(""), &n, .vit = &vit),
-             "%s", kn_error());
+             kn_pretrained_save(temp_path(""), &n, .vit = &vit));
     kn_module_free(&n);
     static char dir[256];
     snprintf(dir, sizeof dir, "%s", temp_path(""));
@@ -64,7 +63,7 @@ KN_TEST(pretrained_input, timms_configurations)
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         write_config(good[i].from, good[i].to);
         kn_pretrained *p = kn_pretrained_open(dir);
-        KN_CHECK(p != NULL, "%zu: %s", i, kn_error());
+        KN_CHECK(p != NULL, "%zu", i);
         const kn_vit_config *v = kn_pretrained_vit(p);
         KN_CHECK(v && v->image == 8 && v->heads == 2 && v->classes == CLASSES);
         const char *label = kn_pretrained_label(p, 1);
@@ -192,7 +191,7 @@ static const char *write_state(const char *name, int change)
         entry[n++].name = name;
     }
     const char *path = temp_path("state.safetensors");
-    KN_CHECK(kn_safetensors_save(path, entry, n, NULL, 0), "%s", kn_error());
+    KN_CHECK(kn_safetensors_save(path, entry, n, NULL, 0));
     kn_model_tensors_free(&t);
     kn_module_free(&m);
     return path;

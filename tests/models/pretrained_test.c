@@ -95,8 +95,7 @@ KN_TEST(pretrained, configurations_are_timms)
                                      0.5, false, true };
         const kn_vision_sizes sizes = { 3, 32, 2, known[i].small, 8, 0 };
         kn_model_config c;
-        KN_CHECK(kn_vision_preset(known[i].preset, &c) && kn_vision_fit(&c, &sizes), "%s",
-                 kn_error());
+        KN_CHECK(kn_vision_preset(known[i].preset, &c) && kn_vision_fit(&c, &sizes));
         char *text = kn_pretrained_config_text(&c, &in);
         for (int k = 0; k < 4; k++) {
             KN_CHECK(text && strstr(text, all[k]), "%s: %s", all[k], text);
@@ -132,7 +131,7 @@ KN_TEST(pretrained, files_have_torchvisions_names)
     kn_resnet_config r = { .blocks = { 1 }, .classes = 2, .width = 1, .bottleneck = true };
     KN_CHECK(kn_resnet_init(&n.resnet, r, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1));
     const char *dir = temp_path("names");
-    KN_CHECK(kn_pretrained_save(dir, &n, .resnet = &r, .dtype = KN_F16), "%s", kn_error());
+    KN_CHECK(kn_pretrained_save(dir, &n, .resnet = &r, .dtype = KN_F16));
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
     describe_file(path, text, sizeof text);
 #define NORM(name, n) name ".weight f16[" n "] " name ".bias f16[" n "] "
@@ -263,8 +262,7 @@ KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
     kn_vision_input_guess(&in, false);
     in.label = names;
     char *config = kn_vision_config_text(&c, &in);
-    KN_CHECK(kn_checkpoint_save(temp_path("run/model"), &n, .step = 1, .config = config), "%s",
-             kn_error());
+    KN_CHECK(kn_checkpoint_save(temp_path("run/model"), &n, .step = 1, .config = config));
     kn_host_free(config);
     KN_CHECK(mkdir(temp_path("bare/model"), 0777) == 0 &&
              mkdir(temp_path("empty/model"), 0777) == 0);
@@ -364,13 +362,13 @@ KN_TEST(pretrained, a_new_head_keeps_its_values)
         snprintf(weight, sizeof weight, "%s.weight", head);
         KN_CHECK(init(&a, kind, 0) && kn_materialize(&a, KN_CPU, 1) && init(&b, kind, 5) &&
                  kn_materialize(&b, KN_CPU, 2));
-        KN_CHECK(save(dir, &a, kind, KN_F32, NULL), "%s", kn_error());
+        KN_CHECK(save(dir, &a, kind, KN_F32, NULL));
         kn_pretrained *p = kn_pretrained_open(dir);
         KN_CHECK(p && !kn_pretrained_load(p, &b));
         KN_CHECK_ERROR("not f32[5");
         kn_scope scope = kn_scope_begin();
         const double before = kn_item(kn_sum(kn_module_param(&b, weight), 0, NULL, false));
-        KN_CHECK(kn_pretrained_load(p, &b, .new_head = true), "%s", kn_error());
+        KN_CHECK(kn_pretrained_load(p, &b, .new_head = true));
         KN_CHECK(kn_item(kn_sum(kn_module_param(&b, weight), 0, NULL, false)) == before);
         const char *first = kind ? "patch_embed.proj.weight" : "conv1.weight";
         KN_CHECK(memcmp(kn_data(kn_module_param(&a, first)), kn_data(kn_module_param(&b, first)),
@@ -389,7 +387,7 @@ KN_TEST(pretrained, only_exports_are_replaced)
     char dir[256];
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
-    KN_CHECK(kn_checkpoint_save(dir, &n), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &n));
     REFUSED(save(dir, &n, 1, KN_F32, NULL), "holds the checkpoint of a run");
     remove_temp();
     write_temp("model.safetensors", "x", 1);
@@ -397,7 +395,7 @@ KN_TEST(pretrained, only_exports_are_replaced)
     write_temp("config.json", "{\"architecture\": \"resnet18\"}", 28);
     REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "config.json that Knap didn't export");
     write_temp("config.json", "{\"knap\": {}}", 12);
-    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL));
     REFUSED(kn_pretrained_save("/proc/none/x", &n, .resnet = &resnets[1]),
             "cannot make the folder");
     REFUSED(kn_pretrained_save(temp_path(""), &n, .resnet = &resnets[0]),
@@ -412,7 +410,7 @@ KN_TEST(pretrained, only_exports_are_replaced)
     *(float *)kn_data(kn_module_param(&n, "fc.bias")) = INFINITY;
     REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "'fc.bias' holds a value that isn't finite");
     kn_pretrained *p = kn_pretrained_open(temp_path("")); /* the one before is still there */
-    KN_CHECK(p != NULL, "%s", kn_error());
+    KN_CHECK(p != NULL);
     kn_pretrained_free(p);
 }
 
@@ -422,17 +420,17 @@ KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
     OWNED_MODULE any_net n;
     char config[256], new[256];
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
-    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL));
     snprintf(config, sizeof config, "%s", temp_path("config.json"));
     snprintf(new, sizeof new, "%s", temp_path("config.json.new"));
     KN_CHECK(rename(config, new) == 0);
     REFUSED(kn_pretrained_open(temp_path("")), "an export into this folder didn't end");
     REFUSED(kn_pretrained_open(temp_path(""), .model = "resnet18"),
             "an export into this folder didn't end");
-    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL));
     KN_CHECK(access(new, F_OK) != 0);
     kn_pretrained *p = kn_pretrained_open(temp_path(""));
-    KN_CHECK(p != NULL, "%s", kn_error());
+    KN_CHECK(p != NULL);
     kn_pretrained_free(p);
 }
 

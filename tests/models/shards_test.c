@@ -13,7 +13,7 @@ static void write_tokens(const char *name, int begin, int count, int vocab)
     for (int i = 0; i < count; i++)
         ids[i] = (uint16_t)(begin + i);
     kn_text *t = kn_text_of_ids(ids, count, vocab);
-    KN_CHECK(t && kn_text_save(t, temp_path(name)), "%s", kn_error());
+    KN_CHECK(t && kn_text_save(t, temp_path(name)));
     kn_text_free(t);
 }
 
@@ -40,16 +40,16 @@ KN_TEST(shards, several_files_are_one_text)
         ids[i] = (uint16_t)i;
     kn_text *one = kn_text_of_ids(ids, IDS, 256),
             *t = kn_text_read(temp_path("set"), &tok, .kind = "char");
-    KN_CHECK(t && !tok && kn_text_count(t, KN_TRAIN) == 90, "%s", kn_error());
+    KN_CHECK(t && !tok && kn_text_count(t, KN_TRAIN) == 90);
     for (int i = 0; i < IDS; i++)
         KN_CHECK(kn_text_token(t, i) == i, "token %d is %lld", i, (long long)kn_text_token(t, i));
     KN_CHECK(kn_text_batch(one, KN_TRAIN, 1, 0, ROWS, CTX, x[0], y[0]));
-    KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 0, ROWS, CTX, x[1], y[1]), "%s", kn_error());
+    KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 0, ROWS, CTX, x[1], y[1]));
     KN_CHECK(memcmp(x[0], x[1], sizeof x[0]) == 0 && memcmp(y[0], y[1], sizeof y[0]) == 0);
     REFUSED(kn_text_save(t, temp_path("all.tokens")), "a text of 3 files");
     kn_text_free(t);
     t = kn_text_open(temp_path("set/b_?.tokens"), "char", &tok);
-    KN_CHECK(t && kn_text_token(t, 0) == 30 && kn_text_token(t, 69) == 99, "%s", kn_error());
+    KN_CHECK(t && kn_text_token(t, 0) == 30 && kn_text_token(t, 69) == 99);
     kn_text_free(t);
     kn_text_free(one);
 }
@@ -61,14 +61,14 @@ KN_TEST(shards, tokenizers_beside_them)
     write_shards();
     KN_CHECK(kn_tokenizer_save(byte, temp_path("set/tokenizer.json")));
     kn_text *t = kn_text_open(temp_path("set"), "char", &tok);
-    KN_CHECK(t && tok && kn_tokenizer_vocab(tok) == 256, "%s", kn_error());
+    KN_CHECK(t && tok && kn_tokenizer_vocab(tok) == 256);
     kn_text_free(t);
     kn_tokenizer_free(tok);
     tok = NULL;
     KN_CHECK(remove(temp_path("set/tokenizer.json")) == 0);
     KN_CHECK(kn_tokenizer_save(byte, temp_path("set/a.tokens.json")));
     t = kn_text_open(temp_path("set"), "char", &tok);
-    KN_CHECK(t && tok, "%s", kn_error());
+    KN_CHECK(t && tok);
     kn_text_free(t);
     kn_tokenizer_free(tok);
     kn_tokenizer_free(byte);
@@ -84,7 +84,7 @@ KN_TEST(shards, several_texts)
     KN_CHECK(!kn_text_open(temp_path("set"), "char", &tok) && !tok);
     KN_CHECK_ERROR("1.txt is one of several texts, and a char tokenizer is made from one");
     kn_text *t = kn_text_open(temp_path("set"), "byte", &tok);
-    KN_CHECK(t && kn_text_token(t, 0) == 'a' && kn_text_token(t, 3) == 'd', "%s", kn_error());
+    KN_CHECK(t && kn_text_token(t, 0) == 'a' && kn_text_token(t, 3) == 'd');
     kn_text_free(t);
     kn_tokenizer_free(tok);
 }
@@ -122,7 +122,7 @@ KN_TEST(shards, damaged_tokens)
     kn_text *t = kn_text_read(temp_path("set"), &tok, .vocab = 9);
     kn_text *val = kn_text_read(temp_path("set/2.bin"), &tok, .vocab = 9);
     t = kn_text_join(t, val);
-    KN_CHECK(t && kn_text_token(t, 103) == 9, "%s", kn_error());
+    KN_CHECK(t && kn_text_token(t, 103) == 9);
     KN_CHECK(!kn_text_batch(t, KN_VALIDATION, 1, 0, 1, CTX, x, y));
     KN_CHECK(strstr(kn_error(), "token 3 of ") && strstr(kn_error(), "2.bin is 9, outside"));
     KN_CHECK_ERROR("outside the vocabulary of 9");
@@ -138,7 +138,7 @@ KN_TEST(shards, validation_of_its_own)
         ids[i] = (uint16_t)i;
     kn_text *t = kn_text_join(kn_text_of_ids(ids, 50, 100), kn_text_of_ids(ids + 50, 9, 100));
     KN_CHECK(t && kn_text_count(t, KN_TRAIN) == 50 && kn_text_count(t, KN_VALIDATION) == 9);
-    KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 1, CTX, x, y), "%s", kn_error());
+    KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 1, CTX, x, y));
     KN_CHECK(x[0] == 50 && y[CTX - 1] == 58);
     for (int i = 0; i < 100; i++)
         KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, i, 1, CTX, x, y) && y[CTX - 1] < 50);

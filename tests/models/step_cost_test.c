@@ -38,9 +38,8 @@ static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_
     const kn_family *f = small_models[kind].family;
     OWNED_MODULE kn_module model;
     KN_CHECK(declare_small(&model, kind, KN_F32) &&
-                 kn_fsdp_wrap(&model, NULL, .wrap_class = f->block_class, .device = d,
-                              .param_dtype = dtype),
-             "%s", kn_error());
+             kn_fsdp_wrap(&model, NULL, .wrap_class = f->block_class, .device = d,
+                          .param_dtype = dtype));
     OWNED_OPTIM kn_optim *opt = kn_adamw(&model, .lr = 1e-3);
     for (int i = 0; i < 2; i++) {
         IN_SCOPE;

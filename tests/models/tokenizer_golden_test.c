@@ -23,7 +23,7 @@ static uint32_t *ids_of(const kn_tokenizer *t, const char *text, size_t size, in
 {
     uint32_t *ids = malloc((size_t)kn_tokenizer_most(t, size) * sizeof *ids);
     *count = kn_tokenizer_encode(t, text, size, ids, KN_U32);
-    KN_CHECK(*count >= 0, "%s", kn_error());
+    KN_CHECK(*count >= 0);
     return ids;
 }
 
@@ -47,7 +47,7 @@ static bool with_patterns(void)
         kn_clear_error();
         return false;
     }
-    KN_CHECK(t, "%s", kn_error());
+    KN_CHECK(t);
     kn_tokenizer_free(t);
     return true;
 }
@@ -61,7 +61,7 @@ KN_TEST(tokenizer_golden, ids)
     int rows = 0;
     if (!with_patterns())
         KN_SKIP("this library was built without PCRE2");
-    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text));
     FILE *f = fopen(FOLDER "/ids", "r");
     KN_CHECK(f != NULL);
     while (fgets(line, sizeof line, f)) {
@@ -78,7 +78,7 @@ KN_TEST(tokenizer_golden, ids)
                 kn_clear_error();
                 continue;
             }
-            KN_CHECK(t && strcmp(kn_tokenizer_kind(t), "bpe") == 0, "%s", kn_error());
+            KN_CHECK(t && strcmp(kn_tokenizer_kind(t), "bpe") == 0);
             strcpy(before, name);
         }
         int64_t count, length;
@@ -108,7 +108,7 @@ KN_TEST(tokenizer_golden, threads_and_any_bytes)
     kn_mapped text;
     if (!with_patterns())
         KN_SKIP("this library was built without PCRE2");
-    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text));
     const size_t times = 40 / (size_t)kn_one_in(3), size = times * text.size;
     char *all = malloc(size);
     for (size_t i = 0; i < times; i++)
@@ -122,7 +122,7 @@ KN_TEST(tokenizer_golden, threads_and_any_bytes)
         snprintf(path, sizeof path, "%s/%s", FOLDER, names[k]);
         kn_tokenizer *t = kn_tokenizer_load(path);
         int64_t count, counts, length;
-        KN_CHECK(t, "%s", kn_error());
+        KN_CHECK(t);
         kn_set_threads(1);
         uint32_t *one = ids_of(t, all, size, &count);
         char *back = text_of(t, one, count, &length);
@@ -149,7 +149,7 @@ KN_TEST(tokenizer_golden, pieces_to_text)
     static const char *const texts[] = { "the cat sat", " on  the mat. ", "h\xc3\xa9 \xe6\xbc\xa2",
                                          "\xf0\x9f\x98\x80 \n\t\xef\xbf\xbd", " " };
     kn_tokenizer *t = kn_tokenizer_load(FOLDER "/sentencepiece");
-    KN_CHECK(t, "%s", kn_error());
+    KN_CHECK(t);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         int64_t count, length;
         uint32_t *ids = ids_of(t, texts[i], strlen(texts[i]), &count);
@@ -169,7 +169,7 @@ KN_TEST(tokenizer_golden, training)
     kn_mapped text;
     if (!with_patterns())
         KN_SKIP("this library was built without PCRE2");
-    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text));
     const char *list = (const char *)text.data;
     for (int k = 0; k < 2; k++)
         for (int threads = 1; threads <= 2; threads++) {
@@ -178,7 +178,7 @@ KN_TEST(tokenizer_golden, training)
             kn_set_threads(threads);
             kn_tokenizer *t =
                 kn_tokenizer_train(&list, &text.size, 1, .vocab = 700, .pattern = names[k]);
-            KN_CHECK(t && kn_tokenizer_save(t, temp_path("trained.json")), "%s", kn_error());
+            KN_CHECK(t && kn_tokenizer_save(t, temp_path("trained.json")));
             snprintf(path, sizeof path, "%s/%s/tokenizer.json", FOLDER, names[k]);
             json_t *ours = json_load_file(temp_path("trained.json"), 0, &e),
                    *theirs = json_load_file(path, 0, &e);

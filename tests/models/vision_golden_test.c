@@ -78,16 +78,16 @@ static void begin(any_net *net, int which, kn_dtype dtype)
     const kn_param *p;
     if (strncmp(preset, "vit", 3) == 0) {
         kn_vit_config c;
-        KN_CHECK(kn_vit_preset(preset, &c), "%s", kn_error());
+        KN_CHECK(kn_vit_preset(preset, &c));
         c.image = golden[which].rows, c.patch = 8, c.classes = CLASSES;
-        KN_CHECK(kn_vit_init(&net->vit, c, dtype, KN_META), "%s", kn_error());
+        KN_CHECK(kn_vit_init(&net->vit, c, dtype, KN_META));
     } else {
         kn_resnet_config c;
-        KN_CHECK(kn_resnet_preset(preset, &c), "%s", kn_error());
+        KN_CHECK(kn_resnet_preset(preset, &c));
         c.small_images = golden[which].small_images, c.classes = CLASSES;
-        KN_CHECK(kn_resnet_init(&net->resnet, c, dtype, KN_META), "%s", kn_error());
+        KN_CHECK(kn_resnet_init(&net->resnet, c, dtype, KN_META));
     }
-    KN_CHECK(kn_materialize(net, KN_CPU, 1), "%s", kn_error());
+    KN_CHECK(kn_materialize(net, KN_CPU, 1));
     int n = kn_params(net, &p);
     for (int i = 0; i < n; i++)
         fill(p[i].name, p[i].tensor);
@@ -98,7 +98,7 @@ static void begin(any_net *net, int which, kn_dtype dtype)
 static double far_from(kn_tensor *x, const double *want, int64_t n)
 {
     double worst = 0, got[BATCH * CLASSES];
-    KN_CHECK(x && kn_to_host(kn_cast(x, KN_F64), got, (size_t)n * sizeof *got), "%s", kn_error());
+    KN_CHECK(x && kn_to_host(kn_cast(x, KN_F64), got, (size_t)n * sizeof *got));
     for (int64_t i = 0; i < n; i++)
         worst = fmax(worst, fabs(got[i] - want[i]) / fmax(1, fabs(want[i])));
     return worst;
@@ -133,8 +133,7 @@ static void check_case(int which, kn_dtype dtype, double bound)
     kn_tensor *y = kn_from(KN_I64, KN_CPU, label, KN_SHAPE(BATCH));
     kn_tensor *loss = kn_cross_entropy(kn_call(&net, x), y);
     off = far_from(loss, &golden[which].loss, 1);
-    KN_CHECK(off < bound && kn_backward(loss), "%s: the loss is off by %g: %s", preset, off,
-             kn_error());
+    KN_CHECK(off < bound && kn_backward(loss), "%s: the loss is off by %g", preset, off);
     double moved = 0;
     kn_apply_modules(&net, add_squares, &moved);
     off = fabs(sqrt(moved) - golden[which].moved) / fmax(1, golden[which].moved);

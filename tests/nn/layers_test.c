@@ -88,7 +88,7 @@ static bool freed(void *m, bool ok)
 #define CHECK_INIT(type, call)                                                                     \
     do {                                                                                           \
         type layer = { 0 }, *m = &layer;                                                           \
-        KN_CHECK(freed(m, call), "%s", kn_error());                                                \
+        KN_CHECK(freed(m, call));                                                                  \
         EACH_ALLOCATION_FAILS(freed(m, call), 1);                                                  \
     } while (0)
 

@@ -66,7 +66,7 @@ KN_TEST(damage, a_flipped_byte_gives_way_to_the_one_before)
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     snprintf(named, sizeof named, "%s/step-00000002", dir);
     KN_CHECK(kn_spawn_threads(2, two_saves, dir) == 0);
-    KN_CHECK(step_of(kn_checkpoint_open_checked(dir, NULL)) == 2, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open_checked(dir, NULL)) == 2);
     for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
         flip_last_byte(temp_path(file[i]));
         for (int ranks = 1; ranks <= 4; ranks *= 2)
@@ -88,13 +88,13 @@ KN_TEST(damage, own_files_are_under_a_checksum)
     for (int64_t step = 1; step < 3; step++)
         KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .files = own, .file_count = 2));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    KN_CHECK(c && kn_checkpoint_file_data(c, "none", &size) && size == 0, "%s", kn_error());
+    KN_CHECK(c && kn_checkpoint_file_data(c, "none", &size) && size == 0);
     KN_CHECK(memcmp(kn_checkpoint_file_data(c, "words.txt", &size), text, sizeof text) == 0 &&
              size == sizeof text);
     KN_CHECK(step_of(c) == 2);
     path = temp_path("run/step-00000002/words.txt");
     flip_last_byte(path);
-    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
     flip_last_byte(path);
     KN_CHECK(truncate(path, 3) == 0 && step_of(kn_checkpoint_open(dir, NULL)) == 1);
     end();
@@ -110,7 +110,7 @@ KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .score = 0.25, .config = "{\"layers\": 4}"));
     snprintf(path, sizeof path, "%s", temp_path("run/step-00000001/state.json"));
     snprintf(dir, sizeof dir, "%s", temp_path("run/step-00000001"));
-    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
     int fd = open(path, O_RDWR);
     ssize_t n = pread(fd, text, sizeof text, 0);
     KN_CHECK(n > 100 && n < (ssize_t)sizeof text);
@@ -124,7 +124,7 @@ KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
             kn_clear_error();
             KN_CHECK(pwrite(fd, text + at, 1, at) == 1);
         }
-    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
     KN_CHECK(pwrite(fd, " ", 1, n) == 1);
     REFUSED(kn_checkpoint_open(dir, NULL), "state.json isn't as it was saved");
     KN_CHECK(ftruncate(fd, n - 1) == 0);
@@ -142,7 +142,7 @@ KN_TEST(damage, a_giant_state_gives_way)
     for (int i = 0; i < 2; i++) {
         off_t bytes = i ? (off_t)100 << 20 : (off_t)1 << 40;
         KN_CHECK(truncate(temp_path("run/step-00000002/state.json"), bytes) == 0);
-        KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+        KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
         REFUSED(kn_checkpoint_open(temp_path("run/step-00000002"), NULL), "state.json has 1");
     }
     end();

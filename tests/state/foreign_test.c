@@ -83,7 +83,7 @@ KN_TEST(foreign, opened_by_a_sharded_module)
     net m;
     job j = { 0 };
     snprintf(j.dir, sizeof j.dir, "%s", temp_path("model"));
-    KN_CHECK(net_reference(&m) && write_files(&m, j.dir), "%s", kn_error());
+    KN_CHECK(net_reference(&m) && write_files(&m, j.dir));
     kn_module_free(&m);
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int i = 0; i < WAYS; i++) {
@@ -98,8 +98,7 @@ KN_TEST(foreign, tensors_are_read_when_wanted)
 {
     net m, other;
     const char *dir = temp_path("model"), *file = temp_path("one.safetensors");
-    KN_CHECK(net_reference(&m) && net_other(&other, NULL, NULL) && write_files(&m, dir), "%s",
-             kn_error());
+    KN_CHECK(net_reference(&m) && net_other(&other, NULL, NULL) && write_files(&m, dir));
     kn_state *s = kn_state_open(dir), *more = kn_state_new();
     KN_CHECK(s && kn_ledger_read().live[KN_MEM_STATE] == 0);
     KN_CHECK(same_bytes(kn_state_tensor(s, "ln.bias"), kn_module_param(&m, "ln.bias")) &&
@@ -109,11 +108,10 @@ KN_TEST(foreign, tensors_are_read_when_wanted)
     kn_state_free(s);
     s = kn_state_open(file);
     KN_CHECK(s && kn_state_int(s, "epoch") == 3 && kn_load_state_dict(&other, s) &&
-                 same_modules(&m, &other, NULL, NULL),
-             "%s", kn_error());
+             same_modules(&m, &other, NULL, NULL));
     kn_state_free(s);
     s = kn_state_open(dir);
-    KN_CHECK(s && write_files(&other, dir), "%s", kn_error()); /* new files under the same names */
+    KN_CHECK(s && write_files(&other, dir)); /* new files under the same names */
     KN_CHECK(kn_load_state_dict(&other, s), "the old ones are open: %s", kn_error());
     kn_state_free(s);
     kn_module_free(&m), kn_module_free(&other);
@@ -144,7 +142,7 @@ KN_TEST(foreign, an_index_of_a_stranger)
 {
     OWNED_MODULE net m;
     const char *dir = temp_path("model");
-    KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
+    KN_CHECK(net_reference(&m) && write_files(&m, dir));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         FILE *f = fopen(index_of(dir), "w");
         KN_CHECK(f && fputs(bad[i].index, f) >= 0 && fclose(f) == 0);
@@ -181,7 +179,7 @@ KN_TEST(foreign, memory_runs_out)
 {
     OWNED_MODULE net m;
     const char *dir = temp_path("model");
-    KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
+    KN_CHECK(net_reference(&m) && write_files(&m, dir));
     for (int how = 0; how < 2; how++) {
         opening o = { .dir = dir, .checkpoint = how };
         each_allocation_fails(opens, NULL, &o, 20);

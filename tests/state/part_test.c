@@ -275,14 +275,13 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
         stored t;
         const char *dir = k ? temp_path("run") : NULL;
         KN_CHECK(add_layers(&m, KN_CPU) && kn_materialize(&m, KN_CPU, 1) &&
-                     add_layers(&other, KN_META) && kn_materialize(&other.a, KN_CPU, 2) &&
-                     STORE(&t, dir, kn_comm_self(), &m, NULL),
-                 "%s", kn_error());
+                 add_layers(&other, KN_META) && kn_materialize(&other.a, KN_CPU, 2) &&
+                 STORE(&t, dir, kn_comm_self(), &m, NULL));
         kn_state *before = kn_state_dict(&other.a);
         REFUSED(LOAD(&t, &other, NULL, 0), "'b.weight' lies on meta");
         kn_state *after = kn_state_dict(&other.a);
-        KN_CHECK(same_states(before, after), "%s", kn_error());
-        KN_CHECK(LOAD(&t, &other.a, NULL, .prefix = "a."), "%s", kn_error());
+        KN_CHECK(same_states(before, after));
+        KN_CHECK(LOAD(&t, &other.a, NULL, .prefix = "a."));
         kn_state_free(before), kn_state_free(after);
         stored_free(&t);
         kn_module_free(&m), kn_module_free(&other);
@@ -299,7 +298,7 @@ KN_TEST(part, a_graph_of_before_a_local_load_is_refused)
     kn_state *local = kn_state_dict(&m, .kind = KN_STATE_LOCAL);
     kn_scope scope = kn_scope_begin();
     kn_tensor *y = kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, SIDE)));
-    KN_CHECK(local && y && kn_load_state_dict(&m, local), "%s", kn_error());
+    KN_CHECK(local && y && kn_load_state_dict(&m, local));
     REFUSED(kn_backward(kn_sum(y, 0, NULL, false)), "write to a copy instead in b");
     kn_scope_end(scope);
     kn_state_free(local);
@@ -329,7 +328,7 @@ static void nothing_was_written(void *arg)
 {
     const failing *f = arg;
     kn_state *after = kn_state_dict((void *)&f->other);
-    KN_CHECK(after && same_states(f->before, after) && kn_lr(f->p) == 0.2, "%s", kn_error());
+    KN_CHECK(after && same_states(f->before, after) && kn_lr(f->p) == 0.2);
     kn_state_free(after);
 }
 
@@ -339,12 +338,11 @@ static void memory_fails(const char *dir, const way *w)
     KN_CHECK(net_init(&f.m, KN_META) && net_wrap(&f.m, kn_comm_self(), w) &&
              net_other(&f.other, kn_comm_self(), &ways[1]));
     f.o = kn_adamw(&f.m, .lr = 0.1), f.p = kn_adamw(&f.other, .lr = 0.2);
-    KN_CHECK(net_step(&f.m, f.o, kn_comm_self(), 0) && STORE(&f.t, dir, kn_comm_self(), &f.m, f.o),
-             "%s", kn_error());
+    KN_CHECK(net_step(&f.m, f.o, kn_comm_self(), 0) && STORE(&f.t, dir, kn_comm_self(), &f.m, f.o));
     kn_freeze(&f.other.fc2, true); /* gets its state from the load */
     f.before = kn_state_dict(&f.other);
     each_allocation_fails(loads, nothing_was_written, &f, 50);
-    KN_CHECK(same_modules(&f.m, &f.other, NULL, NULL), "%s", kn_error());
+    KN_CHECK(same_modules(&f.m, &f.other, NULL, NULL));
     kn_state_free(f.before);
     stored_free(&f.t);
     kn_optim_free(f.o), kn_optim_free(f.p);

@@ -137,10 +137,10 @@ KN_TEST(state_names, a_shared_parameter_has_every_name)
     KN_CHECK(net_other(&other, NULL, NULL));
     KN_CHECK(s && !kn_state_has(s, "head.weight"));
     KN_CHECK(kn_state_set_tensor(s, "head.weight", kn_state_tensor(s, "wte.weight")));
-    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m), "%s", kn_error());
+    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m));
     kn_module_free(&other);
     KN_CHECK(net_other(&other, NULL, NULL) && kn_state_remove(s, "wte.weight"));
-    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m), "%s", kn_error());
+    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m));
     KN_CHECK(kn_state_remove(s, "head.weight"));
     REFUSED(kn_load_state_dict(&other, s), "1 missing (wte.weight)");
     kn_state_free(s);
@@ -277,18 +277,18 @@ KN_TEST(state_names, keys_by_number_and_back)
     net m;
     KN_CHECK(net_reference(&m));
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
-    KN_CHECK(net_step(&m, o, NULL, 0), "%s", kn_error());
+    KN_CHECK(net_step(&m, o, NULL, 0));
     kn_state *s = kn_optim_state_dict(o, .prefix = "o."),
              *was = kn_optim_state_dict(o, .prefix = "o.");
     KN_CHECK(kn_state_set_int(s, "epoch", 3) && kn_state_set_int(was, "epoch", 3));
-    KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."), "%s", kn_error());
+    KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."));
     KN_CHECK(kn_state_has(s, "o.0.exp_avg") && kn_state_has(s, "o.3.step") &&
              kn_state_has(s, "epoch") && !kn_state_has(s, "o.wte.weight.exp_avg"));
-    KN_CHECK(moments_by_number(s, &m, was), "%s", kn_error());
+    KN_CHECK(moments_by_number(s, &m, was));
     REFUSED(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."), "begins with no name of a parameter");
     KN_CHECK(kn_state_has(s, "o.0.exp_avg"));
     KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_NAME, "o.") && kn_state_int(s, "epoch") == 3);
-    KN_CHECK(kn_load_optim_state_dict(o, s, .prefix = "o."), "%s", kn_error());
+    KN_CHECK(kn_load_optim_state_dict(o, s, .prefix = "o."));
     for (int i = 0; i < kn_state_count(s); i++)
         KN_CHECK(strcmp(kn_state_name(s, i), kn_state_name(was, i)) == 0);
     KN_CHECK(kn_state_set_int(s, "o.99.step", 3));
@@ -304,15 +304,14 @@ KN_TEST(state_names, keys_of_a_sequential_by_number_and_back)
     kn_linear fc[2] = { 0 };
     OWNED_MODULE kn_sequential list = { 0 };
     KN_CHECK(kn_linear_init(&fc[0], NULL, NULL, 3, 2) && kn_linear_init(&fc[1], NULL, NULL, 2, 1) &&
-                 kn_sequential_init(&list, NULL, NULL) && kn_sequential_append(&list, &fc[0]) &&
-                 kn_sequential_append(&list, &fc[1]) && kn_materialize(&list, KN_CPU, 1),
-             "%s", kn_error());
+             kn_sequential_init(&list, NULL, NULL) && kn_sequential_append(&list, &fc[0]) &&
+             kn_sequential_append(&list, &fc[1]) && kn_materialize(&list, KN_CPU, 1));
     OWNED_OPTIM kn_optim *o = kn_adamw(&list, .lr = 0.1);
     kn_state *s = kn_optim_state_dict(o), *was = kn_optim_state_dict(o);
     KN_CHECK(s && kn_state_has(s, "1.weight.exp_avg"));
     REFUSED(kn_state_rekey(s, &list, KN_KEYS_NAME, NULL), "begins with no number of a parameter");
-    KN_CHECK(same_states(s, was), "%s", kn_error());
+    KN_CHECK(same_states(s, was));
     KN_CHECK(kn_state_rekey(s, &list, KN_KEYS_INDEX, NULL) && kn_state_has(s, "3.exp_avg"));
-    KN_CHECK(kn_state_rekey(s, &list, KN_KEYS_NAME, NULL) && same_states(s, was), "%s", kn_error());
+    KN_CHECK(kn_state_rekey(s, &list, KN_KEYS_NAME, NULL) && same_states(s, was));
     kn_state_free(s), kn_state_free(was);
 }

@@ -112,13 +112,12 @@ KN_TEST(state_values, come_back_from_a_file)
     KN_CHECK(kn_state_set_number(s, "best", INFINITY) && kn_state_set_number(s, "third", 1.0 / 3) &&
              kn_state_set_int(s, "least", INT64_MIN) &&
              kn_state_set_text(s, "note", "\"quoted\" \xc3\xa4"));
-    KN_CHECK(kn_state_save(s, temp_path("state.safetensors")), "%s", kn_error());
+    KN_CHECK(kn_state_save(s, temp_path("state.safetensors")));
     back = kn_state_open(temp_path("state.safetensors"));
     KN_CHECK(back && isinf(kn_state_number(back, "best")) &&
-                 kn_state_number(back, "third") == 1.0 / 3 &&
-                 kn_state_int(back, "least") == INT64_MIN &&
-                 strcmp(kn_state_text(back, "note"), "\"quoted\" \xc3\xa4") == 0,
-             "%s", kn_error());
+             kn_state_number(back, "third") == 1.0 / 3 &&
+             kn_state_int(back, "least") == INT64_MIN &&
+             strcmp(kn_state_text(back, "note"), "\"quoted\" \xc3\xa4") == 0);
     kn_state_free(s), kn_state_free(back);
 }
 
@@ -178,8 +177,7 @@ KN_TEST(state_values, objects_go_on)
             "loader");
     KN_CHECK(to.lr == 0 && kn_get_step() == 0 && kn_scaler_get(fresh).scale == 65536);
     KN_CHECK(kn_state_get(s, .scaler = fresh, .schedule = &to, .loader = again, .random = true,
-                          .prefix = "t."),
-             "%s", kn_error());
+                          .prefix = "t."));
     KN_CHECK(kn_scaler_get(fresh).scale == 8 && kn_get_step() == 5 &&
              kn_context_get()->rng.seed == 77);
     KN_CHECK(same_bytes(kn_rand_like(drawn), drawn), "draws with grad mode off don't go on");
@@ -341,7 +339,7 @@ KN_TEST(state_values, memory_runs_out)
              net_reference(&v.other));
     v.o = kn_adamw(&v.m, .lr = 0.1), v.p = kn_adamw(&v.other, .lr = 0.1);
     v.s = kn_state_dict(&v.other), v.so = kn_optim_state_dict(v.p);
-    KN_CHECK(kn_state_set_int(v.s, "more", 1) && whole_way(&v), "%s", kn_error());
+    KN_CHECK(kn_state_set_int(v.s, "more", 1) && whole_way(&v));
     each_allocation_fails(whole_way, NULL, &v, 100);
     kn_state_free(v.s), kn_state_free(v.so);
     kn_optim_free(v.o), kn_optim_free(v.p);

@@ -6,7 +6,7 @@ static float at(const kn_tensor *t, int64_t i)
 {
     float v[64] = { 0 };
     KN_CHECK(kn_numel(t) <= 64 && kn_dtype_of(t) == KN_F32);
-    KN_CHECK(kn_to_host(t, v, (size_t)kn_numel(t) * sizeof *v), "%s", kn_error());
+    KN_CHECK(kn_to_host(t, v, (size_t)kn_numel(t) * sizeof *v));
     return v[i];
 }
 
@@ -33,7 +33,7 @@ KN_TEST(make, filled)
 /* t's elements are these, in order. */
 static void has(kn_tensor *t, int n, const double *want)
 {
-    KN_CHECK(t && kn_numel(t) == n, "%s", kn_error());
+    KN_CHECK(t && kn_numel(t) == n);
     const kn_array a = kn_array_of(t);
     for (int i = 0; i < n; i++) {
         const void *at = (const char *)a.data + (size_t)i * kn_dtype_size(a.dtype);
@@ -56,7 +56,7 @@ KN_TEST(make, ranges)
     has(kn_linspace(KN_F64, KN_CPU, 4, 9, 0), 0, NULL);
     kn_tensor *tenths = kn_linspace(KN_F64, KN_CPU, 0.1, 0.7, 50);
     KN_CHECK(((const double *)kn_data(tenths))[49] == 0.7, "the last one isn't the end");
-    KN_CHECK(kn_size(kn_linspace(KN_F32, KN_META, 0, 1, 9), 0) == 9, "%s", kn_error());
+    KN_CHECK(kn_size(kn_linspace(KN_F32, KN_META, 0, 1, 9), 0) == 9);
 }
 
 KN_TEST(make, eye_and_likes)
@@ -178,7 +178,7 @@ KN_TEST(make, copy_overlapping)
         kn_tensor *low = kn_tensor_alias(t, 0, 1, &n, &one),
                   *high = kn_tensor_alias(t, 1, 1, &n, &one);
         int64_t workspace = kn_ledger_read().live[KN_MEM_WORKSPACE];
-        KN_CHECK(kn_copy_(way ? low : high, way ? high : low), "%s", kn_error());
+        KN_CHECK(kn_copy_(way ? low : high, way ? high : low));
         for (int i = 0; i < 8; i++)
             KN_CHECK(at(t, i) == (way ? fmin(i + 1, 7) : fmax(i - 1, 0)), "way %d: [%d] %g", way, i,
                      at(t, i));
@@ -218,11 +218,11 @@ KN_TEST(make, meta_has_no_values)
 {
     float v[6] = { 0 };
     kn_tensor *t = kn_full(KN_F32, KN_META, 3, KN_SHAPE(2, 3));
-    KN_CHECK(t && kn_numel(t) == 6 && kn_device_of(t) == KN_META, "%s", kn_error());
-    KN_CHECK(kn_fill_(t, 1) && kn_copy_(t, kn_arange(KN_F32, KN_META, 3)), "%s", kn_error());
+    KN_CHECK(t && kn_numel(t) == 6 && kn_device_of(t) == KN_META);
+    KN_CHECK(kn_fill_(t, 1) && kn_copy_(t, kn_arange(KN_F32, KN_META, 3)));
     KN_CHECK(kn_rand(KN_F32, KN_META, 1, 1, KN_SHAPE(4)) &&
              kn_from(KN_F32, KN_META, v, KN_SHAPE(6)));
-    KN_CHECK(kn_empty(KN_BF16, KN_META, KN_SHAPE(1 << 20, 1 << 20)) != NULL, "%s", kn_error());
+    KN_CHECK(kn_empty(KN_BF16, KN_META, KN_SHAPE(1 << 20, 1 << 20)) != NULL);
     REFUSED(kn_to_host(t, v, sizeof v), "on meta");
     REFUSED(kn_data(t), "on meta");
     REFUSED(kn_item(kn_zeros(KN_F32, KN_META, KN_SCALAR)), "on meta");
@@ -234,7 +234,7 @@ KN_TEST(make, values_are_fetched_as_they_were)
     kn_tensor *t = kn_from(KN_F32, KN_CPU, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));
     kn_fetch *f = kn_fetch_begin(kn_tensor_alias(t, 0, KN_SHAPE(3, 2), (int64_t[]){ 1, 3 })),
              *g = kn_fetch_begin(t);
-    KN_CHECK(f && g && kn_fetch_ready(f) && kn_fill_(t, 9), "%s", kn_error());
+    KN_CHECK(f && g && kn_fetch_ready(f) && kn_fill_(t, 9));
     KN_CHECK(kn_fetch_end(f, row, sizeof row) && row[1] == 4 && row[2] == 2);
     REFUSED(kn_fetch_end(g, row, 4), "the tensor had 24 bytes, the host buffer has 4");
     f = kn_fetch_begin(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0)));

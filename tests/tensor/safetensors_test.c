@@ -18,7 +18,7 @@ KN_TEST(safetensors, reads_golden)
     temp_write(&at, file, temp_compose(file, header, data, sizeof data));
     kn_scope scope = kn_scope_begin();
     kn_safetensors *f = kn_safetensors_open(at.path);
-    KN_CHECK(f != NULL, "%s", kn_error());
+    KN_CHECK(f != NULL);
     KN_CHECK(kn_safetensors_count(f) == 3);
     KN_CHECK(strcmp(kn_safetensors_name(f, 0), "a") == 0 &&
              strcmp(kn_safetensors_name(f, 1), "b") == 0);
@@ -87,10 +87,10 @@ KN_TEST(safetensors, every_dtype)
         strcpy(header + h, "}");
         temp_write(&at, file, temp_compose(file, header, data, n));
         kn_safetensors *f = kn_safetensors_open(at.path);
-        KN_CHECK(f != NULL, "%s", kn_error());
+        KN_CHECK(f != NULL);
         for (int i = 0; i < N; i++) {
             kn_tensor *t = kn_safetensors_get(f, all[i].name);
-            KN_CHECK(t && kn_dtype_of(t) == all[i].dtype, "%s", kn_error());
+            KN_CHECK(t && kn_dtype_of(t) == all[i].dtype);
             KN_CHECK((uintptr_t)kn_data(t) % kn_dtype_size(all[i].dtype) == 0);
             KN_CHECK(kn_item(t) == all[i].value, "%s is %g", all[i].name, kn_item(t));
         }
@@ -111,7 +111,7 @@ KN_TEST(safetensors, writes_golden)
         { .name = "none", .dtype = KN_F32, .ndim = 1, .shape = { 0 } },
     };
     kn_safetensors_pair meta[] = { { "format", "pt" }, { "line", "a\nb" } };
-    KN_CHECK(kn_safetensors_save(at.path, e, 3, meta, 2), "%s", kn_error());
+    KN_CHECK(kn_safetensors_save(at.path, e, 3, meta, 2));
     const char *text = "{\"__metadata__\":{\"format\":\"pt\",\"line\":\"a\\nb\"},"
                        "\"h.0.w\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[0,8]},"
                        "\"st\\\"ep\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[8,16]},"
@@ -129,7 +129,7 @@ KN_TEST(safetensors, writes_golden)
     free(b);
 
     kn_safetensors *f = kn_safetensors_open(at.path);
-    KN_CHECK(f != NULL, "%s", kn_error());
+    KN_CHECK(f != NULL);
     KN_CHECK(kn_item(kn_safetensors_get(f, "st\"ep")) == 7);
     kn_array a;
     KN_CHECK(kn_safetensors_describe(f, "h.0.w", &a) && a.dtype == KN_BF16 && a.ndim == 2 &&
@@ -157,7 +157,7 @@ KN_TEST(safetensors, streams)
         n = n < N - i ? n : N - i;
         KN_CHECK(kn_safetensors_append(w, data + i, n));
     }
-    KN_CHECK(kn_safetensors_commit(w) && temp_files(&at) == 1, "%s", kn_error());
+    KN_CHECK(kn_safetensors_commit(w) && temp_files(&at) == 1);
     kn_safetensors *f = kn_safetensors_open(at.path);
     KN_CHECK(kn_to_host(kn_safetensors_get(f, "x"), got, N) && memcmp(data, got, N) == 0);
     kn_safetensors_close(f);
@@ -233,7 +233,7 @@ KN_TEST(safetensors, keeps_old_file)
         }
         KN_CHECK(temp_files(&at) == 1, "way %d leaves a file", way);
         kn_safetensors *f = kn_safetensors_open(at.path);
-        KN_CHECK(f && kn_safetensors_count(f) == 1, "%s", kn_error());
+        KN_CHECK(f && kn_safetensors_count(f) == 1);
         kn_safetensors_close(f);
     }
     REFUSED(kn_safetensors_commit(NULL), "without a writer");
