@@ -10,6 +10,7 @@
 #define KNAP_TESTS_KN_TEST_H
 
 #include "kernels/error.h"
+#include "kernels/memory.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -79,6 +80,25 @@ static inline double kn_test_clock(clockid_t clock)
     clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+/* Before the declaration of a pointer to malloc's bytes, or to kn_host_alloc's: they go at the end
+ * of its block. */
+static inline void owned_bytes(void *at)
+{
+    void *p;
+    memcpy(&p, at, sizeof p);
+    free(p);
+}
+
+static inline void owned_host(void *at)
+{
+    void *p;
+    memcpy(&p, at, sizeof p);
+    kn_host_free(p);
+}
+
+#define OWNED_BYTES __attribute__((cleanup(owned_bytes), unused))
+#define OWNED_HOST  __attribute__((cleanup(owned_host), unused))
 
 /* No error stands. */
 #define KN_CHECK_OK() KN_CHECK(kn_ok())

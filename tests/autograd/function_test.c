@@ -322,13 +322,12 @@ KN_TEST(function, traces_name_it)
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(4));
     kn_trace_start(100);
     KN_CHECK(kn_backward(sum_of(quantized(x, 2))));
-    kn_trace_event *events;
+    OWNED_HOST kn_trace_event *events;
     size_t n = kn_trace_stop(&events), found = 0;
     for (size_t i = 0; i < n; i++)
         found += strcmp(events[i].provider, "function") == 0 && events[i].end >= events[i].begin &&
                  events[i].flops == (strcmp(events[i].what, "quantize_grad") ? 4e9 : 8e9);
     KN_CHECK(found == 2, "%zu", found);
-    kn_host_free(events);
 }
 
 typedef struct doubling {

@@ -28,7 +28,7 @@ typedef struct moved {
 static moved backward(kn_tensor *y, bool retain)
 {
     moved m = { 0 };
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     kn_trace_start(4096);
     KN_CHECK(kn_backward(y, .retain_graph = retain));
     const size_t n = kn_trace_stop(&e);
@@ -37,7 +37,6 @@ static moved backward(kn_tensor *y, bool retain)
         m.fills += strcmp(e[i].what, "fill") == 0;
         m.adds += strcmp(e[i].what, "binary") == 0;
     }
-    kn_host_free(e);
     return m;
 }
 

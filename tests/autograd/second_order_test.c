@@ -68,12 +68,10 @@ static void compare_tensors(const char *op, const char *what, kn_tensor *x, kn_t
                             double tol)
 {
     const int64_t n = kn_numel(x);
-    double *a = calloc((size_t)n + 1, sizeof *a), *b = calloc((size_t)n + 1, sizeof *b);
+    OWNED_BYTES double *a = calloc((size_t)n + 1, sizeof *a), *b = calloc((size_t)n + 1, sizeof *b);
     to_doubles(x, a);
     to_doubles(y, b);
     compare(op, what, a, b, n, tol);
-    free(a);
-    free(b);
 }
 
 /* Gradients with a graph are those without: gradgradcheck sees only that they agree with

@@ -45,9 +45,9 @@ static int bytes(kn_comm *w, void *arg)
         int root = i % kn_comm_size(w);
         bool mine = kn_rank(w) == root;
         size_t size = mine ? strlen(text[i % 3]) : 77;
-        char *got = kn_broadcast_bytes(w, mine && size ? text[i % 3] : NULL, &size, root);
+        OWNED_HOST char *got =
+            kn_broadcast_bytes(w, mine && size ? text[i % 3] : NULL, &size, root);
         EXPECT(got && strcmp(got, text[i % 3]) == 0 && size == strlen(text[i % 3]), "text %d", i);
-        kn_host_free(got);
     }
     return !kn_ok();
 }

@@ -107,10 +107,9 @@ KN_TEST(image_file, damaged_png_files)
         kn_image_room room = { 0 };
         kn_pixels p;
         for (size_t n = 0; n < b.size; n++) {
-            uint8_t *cut = malloc(n + 1); /* its end is one for the sanitizer */
+            OWNED_BYTES uint8_t *cut = malloc(n + 1); /* its end is one for the sanitizer */
             memcpy(cut, b.data, n);
             KN_CHECK(decode(cut, n, &room, &p) == KN_SAMPLE_SKIP, "%zu of %zu bytes", n, b.size);
-            free(cut);
         }
         for (size_t i = 0; i < b.size; i++) {
             b.data[i] ^= 0x15;

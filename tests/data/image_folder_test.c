@@ -1,5 +1,6 @@
 /* tests/data/image_folder_test.c: folders of JPEG and PNG files, a folder per class. */
 #include "data/images_internal.h"
+#include "tests/data/owned.h"
 #include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "tests/data/picture_files.h"
@@ -57,8 +58,8 @@ KN_TEST(image_folder, classes_and_images_by_name)
     static const char *const names[] = { "cat", "dog", "emu" };
     const char *folder = make_set();
     for (int nested = 0; nested < 2; nested++) {
-        kn_image_set *s = nested ? kn_image_set_open(temp_path("train"), NULL)
-                                 : kn_image_set_open(folder, "train");
+        OWNED_SET kn_image_set *s = nested ? kn_image_set_open(temp_path("train"), NULL)
+                                           : kn_image_set_open(folder, "train");
         KN_CHECK(s != NULL);
         kn_image_set_info info = kn_image_set_read_info(s);
         KN_CHECK(info.count == 6 && info.classes == 3 && info.channels == 3 && info.height == 0);
@@ -71,7 +72,6 @@ KN_TEST(image_folder, classes_and_images_by_name)
                      i);
             KN_CHECK(kn_image_set_label(s, i) == sizes[i][2]);
         }
-        kn_image_set_free(s);
     }
 }
 
@@ -87,17 +87,15 @@ KN_TEST(image_folder, batches_on_any_number_of_threads)
 {
     enum { VALUES = 4 * 3 * 16 * 16 };
     static float one[5][VALUES], x[VALUES];
-    kn_image_set *s = kn_image_set_open(make_set(), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(make_set(), "train");
     for (int workers = 0; workers < 4; workers++) {
-        kn_loader *l = loader_of(s, 4, workers);
+        OWNED_LOADER kn_loader *l = loader_of(s, 4, workers);
         for (int k = 0; k < 5; k++) {
             IN_SCOPE;
             KN_CHECK(kn_to_host(kn_next(l).x, workers ? x : one[k], sizeof x));
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0, "%d workers", workers);
         }
-        kn_loader_free(l);
     }
-    kn_image_set_free(s);
 }
 
 /* One broken image of six: an error that names it, or the next one in its place. */
@@ -107,9 +105,9 @@ KN_TEST(image_folder, images_that_can_not_be_read)
     write_temp("train/dog/0.png", "\x89PNG\r\n\x1a\n", 8);
     for (int skip = 0; skip < 2; skip++)
         for (int workers = 0; workers < 3; workers += 2) {
-            kn_image_set *s = kn_image_set_open(folder, "train", .skip_bad = skip);
-            kn_loader *l = kn_image_loader(s, NULL, .batch = 6, .workers = workers,
-                                           .augment = { .resize = { 8, 8 } });
+            OWNED_SET kn_image_set *s = kn_image_set_open(folder, "train", .skip_bad = skip);
+            OWNED_LOADER kn_loader *l = kn_image_loader(s, NULL, .batch = 6, .workers = workers,
+                                                        .augment = { .resize = { 8, 8 } });
             kn_scope scope = kn_scope_begin();
             kn_batch b = kn_next(l);
             if (skip) {
@@ -127,14 +125,12 @@ KN_TEST(image_folder, images_that_can_not_be_read)
             REFUSED(kn_image_set_image(s, 3),
                     "train/dog/0.png: libpng says: the file is cut short");
             kn_scope_end(scope);
-            kn_loader_free(l);
-            kn_image_set_free(s);
         }
 }
 
 KN_TEST(image_folder, limits)
 {
-    kn_image_set *s = kn_image_set_open(make_set(), "train", .max_pixels = 520);
+    OWNED_SET kn_image_set *s = kn_image_set_open(make_set(), "train", .max_pixels = 520);
     kn_scope scope = kn_scope_begin();
     KN_CHECK(!kn_image_set_image(s, 0)); /* 31 x 17 = 527 */
     KN_CHECK_ERROR("a.png: it has 31 x 17 pixels; the limit is 520 pixels (.max_pixels)");
@@ -148,7 +144,6 @@ KN_TEST(image_folder, limits)
             "the images differ in size; give them one by .random_resized_crop");
     REFUSED(kn_image_loader(s, NULL, .batch = 2, .augment = { .resize = { 8 } }),
             "the images differ in size");
-    kn_image_set_free(s);
 }
 
 KN_TEST(image_folder, folders_that_do_not_fit)

@@ -1,6 +1,7 @@
 /* tests/data/image_loader_test.c: batches of images: the same samples whatever the ranks, threads
  * and the round from which a run goes on; images mixed in pairs. */
 #include "data/images_internal.h"
+#include "tests/data/owned.h"
 #include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "tests/data/pictures.h"
@@ -41,10 +42,10 @@ enum { ROOM = MOST * (VALUES + 10) };
 KN_TEST(image_loader, any_number_of_workers)
 {
     static float one[6][ROOM], other[ROOM];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     for (int mix = 0; mix < 2; mix++)
         for (int workers = 0; workers < 4; workers++) {
-            kn_loader *l = loader_of(s, NULL, 6, 1, workers, mix);
+            OWNED_LOADER kn_loader *l = loader_of(s, NULL, 6, 1, workers, mix);
             for (int k = 0; k < 6; k++) {
                 memset(workers ? other : one[k], 0, sizeof other);
                 KN_CHECK(take(l, 6, mix, workers ? other : one[k]));
@@ -52,17 +53,15 @@ KN_TEST(image_loader, any_number_of_workers)
                          workers);
             }
             KN_CHECK(kn_loader_read_stats(l).waiting <= 1);
-            kn_loader_free(l);
         }
-    kn_image_set_free(s);
 }
 
 /* A sample is what kn_augment_image makes of its image with its numbers. */
 KN_TEST(image_loader, samples_are_functions_of_seed_epoch_and_index)
 {
     static float x[ROOM], y[VALUES];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    kn_loader *l = kn_image_loader(s, NULL, .batch = 5, .seed = 11, .augment = usual);
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_LOADER kn_loader *l = kn_image_loader(s, NULL, .batch = 5, .seed = 11, .augment = usual);
     for (int k = 0; k < 10; k++) {
         KN_CHECK(take(l, 5, false, x));
         for (int64_t r = 0; r < 5; r++) {
@@ -75,8 +74,6 @@ KN_TEST(image_loader, samples_are_functions_of_seed_epoch_and_index)
             KN_CHECK(x[5 * VALUES + r] == (float)(index % 10));
         }
     }
-    kn_loader_free(l);
-    kn_image_set_free(s);
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
@@ -89,34 +86,32 @@ static int shares(kn_comm *world, void *arg)
     static _Thread_local float x[ROOM], y[ROOM];
     int64_t ranks = kn_comm_size(world), bad = 0;
     for (int mix = 0; mix < 2; mix++) {
-        kn_loader *mine = loader_of(s, world, 4, 4 / ranks, 1, mix);
-        kn_loader *all = loader_of(s, NULL, 4, 4, 0, mix);
+        OWNED_LOADER kn_loader *mine = loader_of(s, world, 4, 4 / ranks, 1, mix);
+        OWNED_LOADER kn_loader *all = loader_of(s, NULL, 4, 4, 0, mix);
         for (int64_t k = 8; k-- > 0;) {
             kn_loader_seek(mine, k);
             kn_loader_seek(all, k * ranks + kn_rank(world));
             bad += !take(mine, 4, mix, x) || !take(all, 4, mix, y) ||
                    memcmp(x, y, (size_t)(4 * VALUES + 4) * sizeof *x) != 0;
         }
-        kn_loader_free(mine);
-        kn_loader_free(all);
     }
     return (int)bad + !kn_ok();
 }
 
 KN_TEST(image_loader, ranks_share_what_one_process_sees)
 {
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         KN_CHECK(kn_spawn_threads(ranks, shares, s) == 0, "%d ranks", ranks);
-    kn_image_set_free(s);
 }
 
 /* Twice as large batches hold the same pairs. */
 KN_TEST(image_loader, pairs_do_not_depend_on_the_batch)
 {
     static float small[2][ROOM], large[ROOM];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    kn_loader *a = loader_of(s, NULL, 4, 2, 0, true), *b = loader_of(s, NULL, 8, 1, 2, true);
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_LOADER kn_loader *a = loader_of(s, NULL, 4, 2, 0, true),
+                           *b = loader_of(s, NULL, 8, 1, 2, true);
     for (int k = 0; k < 7; k++) {
         KN_CHECK(take(a, 4, true, small[0]) && take(a, 4, true, small[1]) &&
                  take(b, 8, true, large));
@@ -126,9 +121,6 @@ KN_TEST(image_loader, pairs_do_not_depend_on_the_batch)
                             40 * sizeof(float)) == 0);
         }
     }
-    kn_loader_free(a);
-    kn_loader_free(b);
-    kn_image_set_free(s);
 }
 
 /* ---- mixing ---------------------------------------------------------------------------------- */
@@ -191,8 +183,8 @@ KN_TEST(image_loader, lambdas)
 KN_TEST(image_loader, mixed_labels)
 {
     static float x[ROOM];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    kn_loader *l = loader_of(s, NULL, 6, 1, 0, true);
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_LOADER kn_loader *l = loader_of(s, NULL, 6, 1, 0, true);
     for (int k = 0; k < 4; k++) {
         KN_CHECK(take(l, 6, true, x));
         for (int r = 0; r < 6; r++) {
@@ -205,15 +197,13 @@ KN_TEST(image_loader, mixed_labels)
             KN_CHECK(fabs(sum - 1) < 1e-5 && classes >= 1 && classes <= 2);
         }
     }
-    kn_loader_free(l);
-    kn_image_set_free(s);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 KN_TEST(image_loader, errors)
 {
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     REFUSED(kn_image_loader(NULL, NULL, .batch = 2), "kn_image_loader: the set of images is NULL");
     REFUSED(kn_image_loader(s, NULL, .batch = 0),
             "kn_image_loader: .batch must lie between 1 and the 25 samples");
@@ -227,13 +217,12 @@ KN_TEST(image_loader, errors)
             "kn_image_loader: .dtype is i64");
     REFUSED(kn_image_loader(s, NULL, .batch = 2, .workers = 100000),
             ".workers must lie between 0 and 256");
-    kn_loader *l = kn_image_loader(s, NULL, .batch = 2, .augment = { .random_crop = { { 40 } } });
+    OWNED_LOADER kn_loader *l =
+        kn_image_loader(s, NULL, .batch = 2, .augment = { .random_crop = { { 40 } } });
     kn_scope scope = kn_scope_begin();
     KN_CHECK(l && !kn_next(l).x);
     KN_CHECK_ERROR("an image of 32 x 32 pixels is smaller than the .random_crop of 40 x 40");
     kn_scope_end(scope);
-    kn_loader_free(l);
-    kn_image_set_free(s);
 }
 
 static kn_loader *of_cifar(const char *folder, kn_image_set **set)

@@ -1,5 +1,6 @@
 /* tests/data/image_set_test.c: sets of images: batches of CIFAR, idx files, drawn shapes. */
 #include "data/data.h"
+#include "tests/data/owned.h"
 #include "tests/owned.h"
 #include "tests/data/idx.h"
 #include "tests/data/pictures.h"
@@ -47,7 +48,8 @@ KN_TEST(image_set, cifar100)
     write_batch("test.bin", 7, 2, true);
     write_temp("coarse_label_names.txt", "aquatic_mammals\nfish\n", 21);
     for (int coarse = 0; coarse < 2; coarse++) {
-        kn_image_set *s = kn_image_set_open(temp_path(""), "train", .coarse_labels = coarse);
+        OWNED_SET kn_image_set *s =
+            kn_image_set_open(temp_path(""), "train", .coarse_labels = coarse);
         KN_CHECK(s != NULL);
         KN_CHECK(kn_image_set_read_info(s).classes == (coarse ? 20 : 100));
         KN_CHECK(kn_image_set_label(s, 123) == (coarse ? 3 : 23));
@@ -57,7 +59,6 @@ KN_TEST(image_set, cifar100)
         const uint8_t *p = kn_data(kn_image_set_image(s, 129));
         KN_CHECK(p[0] == 129 && p[3071] == (uint8_t)(129 + 3071));
         kn_scope_end(scope);
-        kn_image_set_free(s);
     }
 }
 
@@ -66,7 +67,7 @@ KN_TEST(image_set, idx)
     unsigned char images[IMAGE_BYTES], labels[LABEL_BYTES];
     make_idx(images, labels);
     write_both(images, sizeof images, labels, sizeof labels);
-    kn_image_set *s = kn_image_set_open(temp_path(""), "test");
+    OWNED_SET kn_image_set *s = kn_image_set_open(temp_path(""), "test");
     KN_CHECK(s != NULL);
     kn_image_set_info info = kn_image_set_read_info(s);
     KN_CHECK(info.count == COUNT && info.channels == 1 && info.height == SIDE &&
@@ -76,7 +77,6 @@ KN_TEST(image_set, idx)
     const uint8_t *p = kn_data(kn_image_set_image(s, 7));
     KN_CHECK(p[0] == 140 && p[PIXELS - 1] == 140);
     kn_scope_end(scope);
-    kn_image_set_free(s);
 }
 
 KN_TEST(image_set, batches_that_are_damaged)
@@ -112,7 +112,7 @@ KN_TEST(image_set, real_cifar10)
     if (!folder)
         KN_SKIP("CIFAR-10 is not on this machine (scripts/get-data cifar10)");
     kn_host_free(folder);
-    kn_image_set *s = kn_image_set_open("cifar10", "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open("cifar10", "train");
     KN_CHECK(s && kn_image_set_read_info(s).count == 50000);
     int64_t of_class[10] = { 0 };
     for (int64_t i = 0; i < 50000; i++)
@@ -120,7 +120,6 @@ KN_TEST(image_set, real_cifar10)
     for (int c = 0; c < 10; c++)
         KN_CHECK(of_class[c] == 5000);
     KN_CHECK(kn_image_set_label(s, 0) == 6); /* a frog */
-    kn_image_set_free(s);
 }
 
 /* ---- shapes
@@ -128,8 +127,8 @@ KN_TEST(image_set, real_cifar10)
 
 KN_TEST(image_set, shapes)
 {
-    kn_image_set *train = kn_image_set_open("shapes", "train"),
-                 *test = kn_image_set_open("shapes", "test");
+    OWNED_SET kn_image_set *train = kn_image_set_open("shapes", "train"),
+                           *test = kn_image_set_open("shapes", "test");
     kn_image_set_info info = kn_image_set_read_info(train);
     KN_CHECK(info.made && info.count == 50000 && info.classes == 10);
     KN_CHECK(kn_image_set_read_info(test).count == 10000);
@@ -141,8 +140,6 @@ KN_TEST(image_set, shapes)
     KN_CHECK(memcmp(a, b, 3072) == 0 && memcmp(a, c, 3072) != 0 && memcmp(a, d, 3072) != 0);
     KN_CHECK(kn_image_set_label(train, 17) == kn_image_set_label(train, 27));
     kn_scope_end(scope);
-    kn_image_set_free(train);
-    kn_image_set_free(test);
 }
 
 /* The class whose mean image is the nearest is seldom the right one: kinds of figures must be seen.
@@ -151,8 +148,8 @@ KN_TEST(image_set, shapes_are_no_averages)
 {
     enum { EACH = 60, SEEN = 300 };
     static double mean[10][3072];
-    kn_image_set *train = kn_image_set_open("shapes", "train"),
-                 *test = kn_image_set_open("shapes", "test");
+    OWNED_SET kn_image_set *train = kn_image_set_open("shapes", "train"),
+                           *test = kn_image_set_open("shapes", "test");
     memset(mean, 0, sizeof mean);
     for (int64_t i = 0; i < 10 * EACH; i++) {
         IN_SCOPE;
@@ -176,8 +173,6 @@ KN_TEST(image_set, shapes_are_no_averages)
         right += best == kn_image_set_label(test, i);
     }
     KN_CHECK(right < SEEN * 35 / 100, "%d of %d", right, SEEN);
-    kn_image_set_free(train);
-    kn_image_set_free(test);
 }
 
 /* ---- finding --------------------------------------------------------------------------------- */
@@ -190,9 +185,8 @@ static void touch(const char *path)
 
 static bool finds(const char *name, const char *below)
 {
-    char *path = kn_data_find_quietly(name);
+    OWNED_HOST char *path = kn_data_find_quietly(name);
     bool found = below ? path && strstr(path, below) : !path;
-    kn_host_free(path);
     return found;
 }
 

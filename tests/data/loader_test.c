@@ -1,6 +1,8 @@
 /* tests/data/loader_test.c: the batches that loaders of images and texts hand to each rank, in
  * order and shuffled. */
 #include "autograd/operations.h"
+#include "tests/data/owned.h"
+#include "tests/models/owned.h"
 #include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "data/mnist.h"
@@ -55,7 +57,7 @@ KN_TEST(loader, in_order_and_around)
 KN_TEST(loader, every_epoch_is_a_permutation)
 {
     int64_t y[2], order[3][COUNT];
-    kn_loader *l = small_loader(NULL, 2, true);
+    OWNED_LOADER kn_loader *l = small_loader(NULL, 2, true);
     for (int e = 0; e < 3; e++) {
         int seen = 0;
         for (int i = 0; i < COUNT; i += 2) {
@@ -68,7 +70,6 @@ KN_TEST(loader, every_epoch_is_a_permutation)
     }
     KN_CHECK(memcmp(order[0], order[1], sizeof order[0]) != 0);
     KN_CHECK(memcmp(order[1], order[2], sizeof order[0]) != 0);
-    kn_loader_free(l);
 }
 
 /* Round k of rank r of 2 is micro-batch 2 k + r of one process; the same for texts with accum. */
@@ -76,12 +77,14 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
 {
     int64_t y[2], whole[2];
     int rank = kn_rank(world), bad = 0;
-    kn_loader *mine = kn_mnist("test", world, .batch = 2, .shuffle = true, .data = arg);
-    kn_loader *all = kn_mnist("test", NULL, .batch = 2, .shuffle = true, .data = arg);
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    kn_text *text = kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
-    kn_loader *ours = kn_text_loader(text, world, .batch = 2, .ctx = 4, .accum = 2);
-    kn_loader *full = kn_text_loader(text, NULL, .batch = 2, .ctx = 4, .accum = 4);
+    OWNED_LOADER kn_loader *mine =
+        kn_mnist("test", world, .batch = 2, .shuffle = true, .data = arg);
+    OWNED_LOADER kn_loader *all = kn_mnist("test", NULL, .batch = 2, .shuffle = true, .data = arg);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TEXT kn_text *text =
+        kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
+    OWNED_LOADER kn_loader *ours = kn_text_loader(text, world, .batch = 2, .ctx = 4, .accum = 2);
+    OWNED_LOADER kn_loader *full = kn_text_loader(text, NULL, .batch = 2, .ctx = 4, .accum = 4);
     for (int64_t k = 0; k < 8 && kn_ok(); k++) {
         int64_t a[8], b[8];
         IN_SCOPE;
@@ -95,12 +98,6 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
         bad += memcmp(a, b, sizeof a) != 0;
     }
     bad += !kn_ok();
-    kn_loader_free(mine);
-    kn_loader_free(all);
-    kn_loader_free(ours);
-    kn_loader_free(full);
-    kn_text_free(text);
-    kn_tokenizer_free(tok);
     return bad;
 }
 
@@ -115,31 +112,30 @@ KN_TEST(loader, dtypes_of_pixels)
 {
     static const kn_dtype dtypes[] = { KN_BF16, KN_F16, KN_F64 };
     double wide[4 * PIXELS], cast[4 * PIXELS];
-    kn_loader *plain = small_loader(NULL, 4, false);
+    OWNED_LOADER kn_loader *plain = small_loader(NULL, 4, false);
     for (size_t i = 0; i < 3; i++) {
         IN_SCOPE;
-        kn_loader *l = kn_mnist("test", NULL, .batch = 4, .data = temp_path(""), .dtype = dtypes[i],
-                                .workers = (int)i);
+        OWNED_LOADER kn_loader *l = kn_mnist("test", NULL, .batch = 4, .data = temp_path(""),
+                                             .dtype = dtypes[i], .workers = (int)i);
         kn_loader_seek(plain, 0);
         kn_tensor *x = kn_next(l).x, *f32 = kn_next(plain).x;
         KN_CHECK(x && f32 && kn_dtype_of(x) == dtypes[i]);
         KN_CHECK(kn_to_host(kn_cast(x, KN_F64), wide, sizeof wide));
         KN_CHECK(kn_to_host(kn_cast(kn_cast(f32, dtypes[i]), KN_F64), cast, sizeof cast));
         KN_CHECK(memcmp(wide, cast, sizeof wide) == 0, "%s", kn_dtype_name(dtypes[i]));
-        kn_loader_free(l);
     }
-    kn_loader_free(plain);
 }
 
 /* Threads that fill windows of a text draw those that one would. */
 KN_TEST(loader, texts_on_threads)
 {
     int64_t one[3][2 * 8], x[2 * 8];
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    kn_text *text = kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TEXT kn_text *text =
+        kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
     for (int workers = 0; workers < 3; workers++) {
-        kn_loader *l = kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .seed = 4, .accum = 2,
-                                      .workers = workers);
+        OWNED_LOADER kn_loader *l = kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .seed = 4,
+                                                   .accum = 2, .workers = workers);
         for (int k = 0; k < 3; k++) {
             IN_SCOPE;
             kn_batch b = kn_next(l);
@@ -147,12 +143,9 @@ KN_TEST(loader, texts_on_threads)
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0);
             KN_CHECK(kn_to_host(b.y, x, sizeof x) && x[0] == one[k][1] && x[8] == one[k][9]);
         }
-        kn_loader_free(l);
     }
     REFUSED(kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .shuffle = true),
             "windows are drawn from the whole text; .shuffle and .tail don't apply");
-    kn_text_free(text);
-    kn_tokenizer_free(tok);
 }
 
 KN_TEST(loader, errors)
@@ -170,13 +163,11 @@ KN_TEST(loader, errors)
     KN_CHECK(kn_next(l).x == NULL && kn_loader_round(l) == 0);
     KN_CHECK_ERROR("an earlier error");
     kn_loader_free(l);
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    kn_text *text = kn_text_encode(tok, "0123456789", 10);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TEXT kn_text *text = kn_text_encode(tok, "0123456789", 10);
     REFUSED(kn_text_loader(text, NULL, .batch = 1, .ctx = 9), "a context of 9 tokens");
     REFUSED(kn_text_loader(text, NULL, .batch = 0, .ctx = 1),
             "kn_text_loader: .batch must lie between 1 and");
-    kn_text_free(text);
-    kn_tokenizer_free(tok);
 }
 
 static kn_loader *of_mnist(const char *folder, kn_image_set **set)

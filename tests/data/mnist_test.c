@@ -217,7 +217,7 @@ KN_TEST(mnist, promises_of_a_short_file)
 KN_TEST(mnist, real_files)
 {
     kn_images im;
-    char *folder = kn_data_find_quietly("mnist");
+    OWNED_HOST char *folder = kn_data_find_quietly("mnist");
     if (!folder)
         KN_SKIP("MNIST is not on this machine (KNAP_DATA)");
     if (GZIPPED == 1) {
@@ -238,5 +238,4 @@ KN_TEST(mnist, real_files)
         KN_CHECK(zeros == halves[h].zeros);
         kn_images_free(&im);
     }
-    kn_host_free(folder);
 }

@@ -3,6 +3,7 @@
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "kernels/stream.h"
+#include "tests/data/owned.h"
 #include "tests/data/samples.h"
 #include "tests/fsdp/guarded.h"
 
@@ -13,7 +14,7 @@ KN_TEST(placement, batches_on_a_device)
     kn_loader *cpu = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
                                    .batch = 4, .shuffle = true);
     for (int workers = 0; workers < 3; workers += 2) {
-        kn_loader *l =
+        OWNED_LOADER kn_loader *l =
             kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS, .batch = 4,
                           .shuffle = true, .workers = workers, .device = GUARDED);
         kn_loader_seek(cpu, 0);
@@ -26,7 +27,6 @@ KN_TEST(placement, batches_on_a_device)
             KN_CHECK(memcmp(here, there, sizeof here) == 0);
             kn_scope_end(s);
         }
-        kn_loader_free(l);
     }
     kn_loader_free(cpu);
     guarded_end();
@@ -44,8 +44,9 @@ KN_TEST(placement, tensors_on_a_device)
     kn_tensor *there = kn_to_device(here, GUARDED);
     for (int from = 0; from < 2; from++)
         for (int shuffle = 0; shuffle < 2; shuffle++) {
-            kn_loader *l = kn_tensor_loader(NULL, .field = { from ? there : here }, .batch = 5,
-                                            .shuffle = shuffle, .device = GUARDED);
+            OWNED_LOADER kn_loader *l =
+                kn_tensor_loader(NULL, .field = { from ? there : here }, .batch = 5,
+                                 .shuffle = shuffle, .device = GUARDED);
             int seen = 0;
             for (int k = 0; k < 2; k++) {
                 kn_batch b = kn_next(l);
@@ -58,7 +59,6 @@ KN_TEST(placement, tensors_on_a_device)
             }
             KN_CHECK(seen == 1023);
             KN_CHECK(kn_loader_read_stats(l).copied == (from && !shuffle ? 0 : 2));
-            kn_loader_free(l);
         }
     kn_scope_end(scope);
     KN_CHECK_OK();

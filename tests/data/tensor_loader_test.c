@@ -5,6 +5,7 @@
 #include "data/loader.h"
 #include "kernels/faults.h"
 #include "kernels/memory.h"
+#include "tests/data/owned.h"
 #include "tests/owned.h"
 
 enum { ROWS = 10 };
@@ -54,7 +55,7 @@ KN_TEST(tensor_loader, rows_in_order_are_views)
     IN_SCOPE;
     rows_make(&r);
     int64_t before = kn_ledger_read().live[KN_MEM_DATA];
-    kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4);
+    OWNED_LOADER kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4);
     for (int k = 0; k < 5; k++) {
         kn_batch b = kn_next(l);
         int64_t index[4];
@@ -69,7 +70,6 @@ KN_TEST(tensor_loader, rows_in_order_are_views)
     }
     kn_loader_stats s = kn_loader_read_stats(l);
     KN_CHECK(s.batches == 5 && s.copied == 1 && s.replaced == 0);
-    kn_loader_free(l);
 }
 
 KN_TEST(tensor_loader, shuffled_rows_are_copies)
@@ -78,8 +78,8 @@ KN_TEST(tensor_loader, shuffled_rows_are_copies)
     IN_SCOPE;
     rows_make(&r);
     for (int workers = 0; workers < 3; workers++) {
-        kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true, .seed = 3,
-                                        .workers = workers);
+        OWNED_LOADER kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true,
+                                                     .seed = 3, .workers = workers);
         for (int k = 0; k < 5; k++) {
             kn_batch b = kn_next(l);
             int64_t index[4];
@@ -90,7 +90,6 @@ KN_TEST(tensor_loader, shuffled_rows_are_copies)
         kn_loader_stats s = kn_loader_read_stats(l);
         KN_CHECK(s.batches == 5 && s.copied == 5);
         KN_CHECK(s.waited_s > 0 && s.waiting > 0 && s.waiting <= 1);
-        kn_loader_free(l);
     }
 }
 
@@ -107,7 +106,8 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
     IN_SCOPE;
     rows_make(&r);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .tail = cases[i].tail);
+        OWNED_LOADER kn_loader *l =
+            kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .tail = cases[i].tail);
         KN_CHECK(kn_loader_rounds(l) == cases[i].rounds);
         kn_loader_seek(l, 2);
         kn_batch b = kn_next(l);
@@ -116,7 +116,6 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
         KN_CHECK(b.samples == cases[i].samples && b.epoch == (cases[i].tail == KN_TAIL_DROP));
         b = kn_next(l);
         KN_CHECK(((int64_t *)kn_data(b.y))[0] == cases[i].next);
-        kn_loader_free(l);
     }
     /* more places than samples: all of them in each batch */
     kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 25, .tail = KN_TAIL_PAD);

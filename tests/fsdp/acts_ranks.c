@@ -416,7 +416,7 @@ static bool run(trainer *t, const act *a, int number)
 int acts_ranks(kn_comm *world, void *arg)
 {
     acts_job *job = arg;
-    trainer *t = calloc(1, sizeof *t);
+    OWNED_BYTES trainer *t = calloc(1, sizeof *t);
     *t = (trainer){ .job = job, .p = &job->p, .rank = kn_rank(world), .mode = -1 };
     t->comm[RANKS_ALL] = world;
     kn_set_threads(1);
@@ -438,6 +438,5 @@ int acts_ranks(kn_comm *world, void *arg)
         if (!t->merged[k] && !t->gone[k])
             kn_module_free(t->net.part[k]);
     kn_module_free(&t->net);
-    free(t);
     return !ok;
 }

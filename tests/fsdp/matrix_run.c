@@ -178,7 +178,7 @@ int matrix_train(kn_comm *world, void *arg)
 {
     const matrix_job *j = arg;
     const matrix_spec *s = &j->s;
-    matrix_outcome *o = calloc(1, sizeof *o);
+    OWNED_BYTES matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
     kn_optim *opt = NULL;
     begin_rank(s);
@@ -190,7 +190,6 @@ int matrix_train(kn_comm *world, void *arg)
         j->out[kn_rank(world)] = *o;
     kn_optim_free(opt);
     matrix_net_free(n);
-    free(o);
     return ok && kn_ok() ? 0 : 1;
 }
 
@@ -320,9 +319,9 @@ static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_
 int matrix_reference(kn_comm *world, void *arg)
 {
     const matrix_job *j = arg;
-    matrix_outcome *o = calloc(1, sizeof *o);
+    OWNED_BYTES matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
-    grouping *g = calloc(1, sizeof *g);
+    OWNED_BYTES grouping *g = calloc(1, sizeof *g);
     kn_optim *opt = NULL;
     begin_rank(&j->s);
     bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
@@ -335,7 +334,5 @@ int matrix_reference(kn_comm *world, void *arg)
         *j->out = *o;
     kn_optim_free(opt);
     matrix_net_free(n);
-    free(g);
-    free(o);
     return ok && kn_ok() ? 0 : 1;
 }

@@ -79,11 +79,9 @@ static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
 {
     int64_t n = kn_numel(want);
     size_t bytes = (size_t)n * kn_dtype_size(kn_dtype_of(want));
-    char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
+    OWNED_BYTES char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
     bool same = kn_numel(p) == n && kn_dtype_of(p) == kn_dtype_of(want) &&
                 kn_to_host(p, a, bytes) && kn_to_host(want, b, bytes) && memcmp(a, b, bytes) == 0;
-    free(a);
-    free(b);
     return same;
 }
 
@@ -91,10 +89,8 @@ static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
 static inline bool reads_as(void *m, int i, const kn_tensor *want)
 {
     size_t bytes = (size_t)kn_numel(want) * kn_dtype_size(kn_dtype_of(want));
-    char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
+    OWNED_BYTES char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
     bool same = kn_param_read(m, i, a) && kn_to_host(want, b, bytes) && memcmp(a, b, bytes) == 0;
-    free(a);
-    free(b);
     return same;
 }
 

@@ -342,7 +342,7 @@ int random_ranks(kn_comm *world, void *arg)
 {
     const random_job *job = arg;
     const random_program *p = job->p;
-    random_net *n = calloc(1, sizeof *n);
+    OWNED_BYTES random_net *n = calloc(1, sizeof *n);
     trainer t = { .n = n,
                   .p = p,
                   .world = world,
@@ -365,6 +365,5 @@ int random_ranks(kn_comm *world, void *arg)
     random_optims_free(&t.optims);
     if (n && n->m[0].base.impl)
         kn_module_free(&n->m[0]);
-    free(n);
     return 0;
 }

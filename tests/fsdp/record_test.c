@@ -251,7 +251,7 @@ KN_TEST(record, values_hide_no_work_of_a_worker)
     const int64_t n = 64;
     kn_copy_args args = { .dst = kn_array_make(b, KN_F32, 1, &n),
                           .src = kn_array_make(a, KN_F32, 1, &n) };
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     IN_SCOPE;
     const kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(256, 256));
     kn_stream *s = kn_stream_create(KN_CPU, "gather", KN_STREAM_WORKER);
@@ -267,7 +267,6 @@ KN_TEST(record, values_hide_no_work_of_a_worker)
     for (size_t i = 0; i < count; i++)
         copies += strcmp(events[i].stream, "gather") == 0;
     KN_CHECK(copies == JOBS && count == JOBS + JOBS / 10, "%zu copies, %zu events", copies, count);
-    kn_host_free(events);
 }
 
 static void count_backward(kn_module_event *e, void *arg)

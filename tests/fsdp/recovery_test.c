@@ -359,14 +359,13 @@ KN_TEST(recovery, every_allocation_among_simulated_ranks)
 /* How often ranks ask each other in a pass which calls a backward reaches. */
 static int asked(model *m)
 {
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     int times = 0;
     kn_trace_start(20000);
     KN_CHECK(pass(m, 0));
     size_t n = kn_trace_stop(&events);
     for (size_t i = 0; i < n; i++)
         times += strstr(events[i].what, "which units backward reaches") != NULL;
-    kn_host_free(events);
     return times;
 }
 

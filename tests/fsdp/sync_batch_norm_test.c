@@ -246,9 +246,8 @@ static bool equal_buffers(norms *n, kn_comm *world)
     for (int i = 0; i < 4; i++) {
         size_t size = CHANNELS * sizeof(float);
         const void *mine = kn_data(kn_module_buffer(n, names[i]));
-        void *first = kn_broadcast_bytes(world, mine, &size, 0);
+        OWNED_HOST void *first = kn_broadcast_bytes(world, mine, &size, 0);
         equal = first && memcmp(first, mine, size) == 0 && equal;
-        kn_host_free(first);
     }
     return equal;
 }
@@ -334,10 +333,9 @@ RANK_TEST(sync_batch_norm, buffers_become_equal, .threads = "24", .cases = 2)
     const double mean = kn_mean_over_ranks(world, own);
     if (*(int *)arg) {
         size_t size = sizeof own;
-        double *last = kn_broadcast_bytes(world, &own, &size, ranks - 1);
+        OWNED_HOST double *last = kn_broadcast_bytes(world, &own, &size, ranks - 1);
         KN_CHECK(kn_broadcast_buffers(&n, world, ranks - 1));
         KN_CHECK(last && statistic(&n, "a.running_var", 3) == *last, "not rank %d's", ranks - 1);
-        kn_host_free(last);
     } else {
         KN_CHECK(kn_mean_buffers(&n, world));
         KN_CHECK(statistic(&n, "a.running_var", 3) == (double)(float)mean, "%g, not %g",

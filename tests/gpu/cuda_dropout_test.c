@@ -52,13 +52,12 @@ static problem problem_of(values q, values v, values dout)
 /* Runs the kernel and checks that cuDNN did. */
 static void launch(kn_kernel k, const void *args, size_t size)
 {
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     kn_trace_start(16);
     KN_CHECK(kn_launch(kn_compute_stream(KN_CUDA), k, args, size));
     const size_t n = kn_trace_stop(&e);
     KN_CHECK(n > 0 && strcmp(e[n - 1].provider, "cudnn") == 0, "%s ran in %s", kn_kernel_name(k),
              n > 0 ? e[n - 1].provider : "nothing");
-    kn_host_free(e);
 }
 
 static void forward(const problem *p, uint64_t seed, uint64_t stream, const uint64_t *at)

@@ -171,7 +171,8 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
     const shape *s = &c->s;
     const kn_attention_args *f = &c->f;
     const int64_t g = h / (s->H / s->G), D = s->D;
-    double *z = malloc((size_t)s->S * sizeof *z), *keep = malloc((size_t)s->S * sizeof *keep);
+    OWNED_BYTES double *z = malloc((size_t)s->S * sizeof *z),
+                       *keep = malloc((size_t)s->S * sizeof *keep);
     KN_CHECK(z != NULL && keep != NULL, "memory");
     for (int64_t t = 0; t < s->T; t++) {
         const int64_t n = s->S;
@@ -215,8 +216,6 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
             }
         }
     }
-    free(z);
-    free(keep);
 }
 
 static void compare(const char *what, const kn_array *x, int64_t b, int64_t h, const double *want,

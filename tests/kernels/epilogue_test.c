@@ -151,7 +151,7 @@ static kn_stream *device_stream(const char *name, kn_stream_kind kind)
 static const char *kernels_of(kn_stream *s, const kn_matmul_args *p)
 {
     static char names[200];
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     names[0] = 0;
     kn_trace_start(8);
     KN_CHECK(kn_launch(s, KN_K_MATMUL, p, sizeof *p) == (answer != KN_FAILED));
@@ -159,7 +159,6 @@ static const char *kernels_of(kn_stream *s, const kn_matmul_args *p)
     for (size_t i = 0; i < n; i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s by %s", i ? ", " : "",
                  e[i].what, e[i].provider);
-    kn_host_free(e);
     return names;
 }
 

@@ -129,13 +129,12 @@ KN_TEST(launch, every_kernel_has_a_name)
 static const char *layer_that_ran(kn_kernel k, const void *args, size_t size)
 {
     static char name[32];
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     kn_trace_start(4);
     name[0] = 0;
     kn_launch(kn_compute_stream(KN_CPU), k, args, size);
     if (kn_trace_stop(&events) == 1)
         snprintf(name, sizeof name, "%s", events[0].provider);
-    kn_host_free(events);
     return name;
 }
 

@@ -401,7 +401,7 @@ KN_TEST(matmul, bits_survive_moves)
         launch(&p);
         for (int64_t move = 1; move < 16; move += 2) {
             kn_matmul_args q = p;
-            char *room = malloc(a + b + c + bias + 256);
+            OWNED_BYTES char *room = malloc(a + b + c + bias + 256);
             KN_CHECK(room != NULL);
             q.a.data = room + move * size;
             q.b.data = (char *)q.a.data + a + (size_t)((move + 1) * size);
@@ -413,7 +413,6 @@ KN_TEST(matmul, bits_survive_moves)
             launch(&q);
             KN_CHECK(memcmp(q.dst.data, p.dst.data, c) == 0, "%s moved by %lld elements",
                      kn_dtype_name(types[i]), (long long)move);
-            free(room);
         }
         drop(&p);
     }

@@ -4,6 +4,7 @@
 #include "models/text.h"
 #include "models/tokens/tokens.h"
 #include "tensor/json.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 /* ---- ids ------------------------------------------------------------------------------------- */
@@ -71,7 +72,7 @@ KN_TEST(chat, texts_and_answers)
     json_t *talk = json_of(TALK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const kn_chat *c = kn_chat_named(cases[i].name);
-        kn_tokenizer *t = bytes_for(c);
+        OWNED_TOKENIZER kn_tokenizer *t = bytes_for(c);
         kn_chat_ids ids = { 0 };
         KN_CHECK(kn_chat_encode(c, t, talk, "x", &ids));
         KN_CHECK(strcmp(text_of(t, &ids, false), cases[i].text) == 0, "%s",
@@ -80,7 +81,6 @@ KN_TEST(chat, texts_and_answers)
                  text_of(t, &ids, true));
         KN_CHECK(kn_chat_of_jinja(c->jinja) == c, "%s", c->name);
         kn_chat_ids_free(&ids);
-        kn_tokenizer_free(t);
     }
     json_decref(talk);
     KN_CHECK(!kn_chat_named("alpaca") && !kn_chat_of_jinja("{{ messages }}"));
@@ -95,7 +95,7 @@ KN_TEST(chat, turn_by_turn)
         snprintf(one, sizeof one, "%.*s", (int)strcspn(name, "|"), name);
         name += strcspn(name, "|") + (name[strcspn(name, "|")] == '|');
         const kn_chat *c = kn_chat_named(one);
-        kn_tokenizer *t = bytes_for(c);
+        OWNED_TOKENIZER kn_tokenizer *t = bytes_for(c);
         kn_chat_ids all = { 0 }, turns = { 0 };
         kn_chat_writer w = { .chat = c, .t = t };
         KN_CHECK(kn_chat_encode(c, t, talk, "x", &all));
@@ -112,7 +112,6 @@ KN_TEST(chat, turn_by_turn)
         kn_chat_end(&w);
         kn_chat_ids_free(&all);
         kn_chat_ids_free(&turns);
-        kn_tokenizer_free(t);
     }
     json_decref(talk);
 }
@@ -130,7 +129,7 @@ KN_TEST(chat, golden_ids)
     json_array_foreach(all, i, one)
     {
         const kn_chat *c = kn_chat_named(json_string_value(json_object_get(one, "template")));
-        kn_tokenizer *t = kn_chat_tokenizer(bare, c);
+        OWNED_TOKENIZER kn_tokenizer *t = kn_chat_tokenizer(bare, c);
         const json_t *want = json_object_get(one, "ids");
         kn_chat_ids ids = { 0 };
         KN_CHECK(kn_chat_encode(c, t, one, "golden", &ids));
@@ -139,7 +138,6 @@ KN_TEST(chat, golden_ids)
             KN_CHECK(ids.id[k] == json_integer_value(json_array_get(want, k)), "%zu, by %s, id %zu",
                      i, c->name, k);
         kn_chat_ids_free(&ids);
-        kn_tokenizer_free(t);
     }
     kn_tokenizer_free(bare);
     json_decref(all);
@@ -212,8 +210,8 @@ KN_TEST(chat, rows_of_one)
     enum { CTX = 40, HEAD = 30 };
     int64_t x[CTX], y[CTX];
     bool seen[20] = { false };
-    kn_tokenizer *t = NULL;
-    kn_text *text = letters(&t);
+    OWNED_TOKENIZER kn_tokenizer *t = NULL;
+    OWNED_TEXT kn_text *text = letters(&t);
     KN_CHECK(kn_text_pack(text, CTX, false) && kn_text_check(text, CTX));
     for (int64_t i = 0; i < 18 + 4; i++) {
         const bool val = i >= 18;
@@ -235,8 +233,6 @@ KN_TEST(chat, rows_of_one)
     KN_CHECK(kn_text_batch(text, KN_TRAIN, 5, 0, 1, HEAD - 2, x, y) && y[HEAD - 3] == x[10]);
     KN_CHECK(kn_text_pack(text, HEAD - 3, false) && !kn_text_check(text, HEAD - 3));
     KN_CHECK_ERROR("of 20 conversations none with an answer in its first 28 tokens is for");
-    kn_text_free(text);
-    kn_tokenizer_free(t);
 }
 
 /* As many as fit, each with the place where it begins; padding sees itself only. */
@@ -244,8 +240,8 @@ KN_TEST(chat, rows_of_several)
 {
     enum { CTX = 70, EACH = 30 };
     int64_t x[CTX], y[CTX], begin[CTX], counted = 0;
-    kn_tokenizer *t = NULL;
-    kn_text *text = letters(&t);
+    OWNED_TOKENIZER kn_tokenizer *t = NULL;
+    OWNED_TEXT kn_text *text = letters(&t);
     KN_CHECK(kn_text_pack(text, CTX, true) && kn_text_check(text, CTX));
     for (int64_t i = 0; i < 9; i++) {
         KN_CHECK(kn_text_batch_documents(text, KN_TRAIN, 5, i, 1, CTX, x, y, begin));
@@ -256,25 +252,21 @@ KN_TEST(chat, rows_of_several)
         KN_CHECK(x[10] + 1 == x[EACH + 10]);
     }
     KN_CHECK(counted == 18 * 3, "%lld", (long long)counted);
-    kn_text_free(text);
-    kn_tokenizer_free(t);
 }
 
 /* All conversations of one file are for training, all of the other for validation. */
 KN_TEST(chat, validation_of_its_own)
 {
     int64_t x[40], y[40];
-    kn_tokenizer *t = NULL;
+    OWNED_TOKENIZER kn_tokenizer *t = NULL;
     kn_text *train = letters(&t), *val = talks_of(PAIR("z"), &t, "plain");
     train = kn_text_join(train, val);
     KN_CHECK(train && kn_text_pack(train, 40, false));
     KN_CHECK(kn_text_batch(train, KN_VALIDATION, 5, 3, 1, 40, x, y) && x[10] == 'z');
     for (int64_t i = 0; i < 40; i++)
         KN_CHECK(kn_text_batch(train, KN_TRAIN, 5, i, 1, 40, x, y) && x[10] != 'z');
-    kn_text *plain = kn_text_encode(t, "a text", 6);
+    OWNED_TEXT kn_text *plain = kn_text_encode(t, "a text", 6);
     REFUSED(kn_text_join(train, plain), "one of two texts holds conversations");
     plain = kn_text_encode(t, "a text", 6);
     REFUSED(kn_text_pack(plain, 4, false), "the text holds no conversations");
-    kn_text_free(plain);
-    kn_tokenizer_free(t);
 }

@@ -1,5 +1,6 @@
 /* tests/models/data_test.c: finding data, token files, batches of a text, random choices. */
 #include "models/text.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 #include <sys/stat.h>
@@ -95,7 +96,7 @@ KN_TEST(data, files_that_are_no_texts)
 
 KN_TEST(data, texts_too_short_for_the_context)
 {
-    kn_text *t = small_text();
+    OWNED_TEXT kn_text *t = small_text();
     int64_t x[32], y[32];
     KN_CHECK(kn_text_count(t, KN_TRAIN) == 90 && kn_text_count(t, KN_VALIDATION) == 10);
     KN_CHECK(kn_text_check(t, 9));
@@ -113,11 +114,9 @@ KN_TEST(data, texts_too_short_for_the_context)
     KN_CHECK(x[0] == text_100[90] && y[8] == text_100[99]);
     kn_text_free(t);
 
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
     t = kn_text_encode(tok, "ab", 2);
     REFUSED(kn_text_check(t, 1), "too few for any context; give a longer text");
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
 }
 
 /* ---- batches ------------------------------------------------------------------------------- */
@@ -126,7 +125,7 @@ KN_TEST(data, texts_too_short_for_the_context)
 KN_TEST(data, batches_are_windows)
 {
     enum { BATCH = 16, CTX = 8, ROUNDS = 1000, STARTS = 90 - CTX };
-    kn_text *t = small_text();
+    OWNED_TEXT kn_text *t = small_text();
     int64_t x[BATCH * CTX], y[BATCH * CTX];
     int count[STARTS] = { 0 };
     for (int round = 0; round < ROUNDS; round++) {
@@ -151,13 +150,12 @@ KN_TEST(data, batches_are_windows)
         KN_CHECK(fabs(count[s] - expected) < 6 * sqrt(expected), "start %d: %d, expected %.0f", s,
                  count[s], expected);
     }
-    kn_text_free(t);
 }
 
 KN_TEST(data, batches_depend_on_what_they_are_for)
 {
     enum { BATCH = 4, CTX = 8, N = BATCH * CTX };
-    kn_text *t = small_text();
+    OWNED_TEXT kn_text *t = small_text();
     int64_t a[2][N], b[2][N];
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, BATCH, CTX, a[0], a[1]));
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, BATCH, CTX, b[0], b[1]));
@@ -171,7 +169,6 @@ KN_TEST(data, batches_depend_on_what_they_are_for)
             kn_text_batch(t, KN_TRAIN, (uint64_t)other[i][0], other[i][1], BATCH, CTX, b[0], b[1]));
         KN_CHECK(memcmp(a[0], b[0], sizeof a[0]) != 0, "seed, first %d give the same rows", i);
     }
-    kn_text_free(t);
 }
 
 KN_TEST(data, random_choices)
@@ -230,9 +227,9 @@ KN_TEST(data, shuffling)
 KN_TEST(data, token_files)
 {
     int64_t a[2][32], b[2][32];
-    kn_tokenizer *tok = NULL, *tok2 = NULL, *tok3 = NULL;
+    OWNED_TOKENIZER kn_tokenizer *tok = NULL, *tok2 = NULL, *tok3 = NULL;
     const char *text = write_temp("a.txt", text_100, 100), *path = temp_path("a.tokens");
-    kn_text *t = kn_text_open(text, "char", &tok);
+    OWNED_TEXT kn_text *t = kn_text_open(text, "char", &tok);
     KN_CHECK_OK();
     KN_CHECK(tok && kn_text_vocab(t) == 62 && kn_tokenizer_vocab(tok) == 62);
     KN_CHECK(kn_text_save(t, path));
@@ -258,10 +255,6 @@ KN_TEST(data, token_files)
     kn_tokenizer *none = NULL;
     KN_CHECK(!kn_text_open(path, "char", &none) && !none);
     KN_CHECK_ERROR("a.tokens.json is no tokenizer.json");
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
-    kn_tokenizer_free(tok2);
-    kn_tokenizer_free(tok3);
 }
 
 /* llm.c's and nanoGPT's token files, and such as aren't. */
@@ -287,14 +280,13 @@ KN_TEST(data, token_files_of_others)
             file[1024 + width * k] = (unsigned char)(k + 1);
         kn_tokenizer *none = NULL;
         const char *path = write_temp("x.bin", file, 1024 + (size_t)width * COUNT);
-        kn_text *t = kn_text_open(path, "char", &none);
+        OWNED_TEXT kn_text *t = kn_text_open(path, "char", &none);
         KN_CHECK(!t == (cases[i].says != NULL), "case %zu", i);
         if (t)
             KN_CHECK(kn_text_vocab(t) == cases[i].vocab && kn_text_token(t, 39) == 40 &&
                      kn_text_count(t, KN_TRAIN) == 36);
         else
             KN_CHECK_ERROR(cases[i].says);
-        kn_text_free(t);
     }
     const uint16_t ids[] = { 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     const char *path = write_temp("plain.bin", ids, sizeof ids);
@@ -357,12 +349,11 @@ KN_TEST(data, hostile_token_files)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t size =
             make_tokens(file, cases[i].version, cases[i].width, cases[i].count, cases[i].vocab);
-        kn_text *t = kn_text_map(write_temp("x.tokens", file, size));
+        OWNED_TEXT kn_text *t = kn_text_map(write_temp("x.tokens", file, size));
         KN_CHECK((t != NULL) == (cases[i].says == NULL), "case %zu: %s", i,
                  kn_ok() ? "taken" : kn_error());
         if (cases[i].says)
             KN_CHECK_ERROR(cases[i].says);
-        kn_text_free(t);
     }
     size_t size = make_tokens(file, 1, 2, 3, 4);
     for (size_t n = 0; n < size; n++) {
@@ -396,15 +387,12 @@ KN_TEST(data, damaged_tokens)
 
 KN_TEST(data, tiny_shakespeare)
 {
-    kn_tokenizer *tok = NULL;
-    char *path = kn_data_find_quietly("shakespeare");
+    OWNED_TOKENIZER kn_tokenizer *tok = NULL;
+    OWNED_HOST char *path = kn_data_find_quietly("shakespeare");
     if (!path)
         KN_SKIP("Tiny Shakespeare is not on this machine (KNAP_DATA)");
-    kn_text *t = kn_text_open(path, "char", &tok);
+    OWNED_TEXT kn_text *t = kn_text_open(path, "char", &tok);
     KN_CHECK_OK();
     KN_CHECK(kn_text_vocab(t) == 65); /* the counts that nanoGPT's prepare.py prints */
     KN_CHECK(kn_text_count(t, KN_TRAIN) == 1003854 && kn_text_count(t, KN_VALIDATION) == 111540);
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
-    kn_host_free(path);
 }

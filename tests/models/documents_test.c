@@ -1,6 +1,7 @@
 /* tests/models/documents_test.c: texts that are many documents, and attention that stays inside of
  * each. */
 #include "models/text.h"
+#include "tests/models/owned.h"
 #include "tests/owned.h"
 #include "tests/models/small_models.h"
 
@@ -84,14 +85,13 @@ KN_TEST(documents, bad_ones_are_named)
     REFUSES("  ", "holds no documents", .field = "a");
     char deep[4096];
     memset(deep, '[', sizeof deep);
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
     REFUSED(kn_text_read(write_temp("docs", deep, sizeof deep), &tok, .field = "text"),
             "docs:1: this line isn't JSON");
     REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"),
             "the tokenizer has no <|endoftext|>; say which of its tokens");
     REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"),
             "the tokenizer has no token 'x<>', which is to end a document");
-    kn_tokenizer_free(tok);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -105,8 +105,8 @@ KN_TEST(documents, begin_of_each_token)
     int64_t x[CTX], y[CTX], begin[CTX];
     kn_tokenizer *tok = NULL;
     const char *path = write_temp("x.bin", ids, sizeof ids);
-    kn_text *t = kn_text_join(kn_text_read(path, &tok, .vocab = 10, .end = "9"),
-                              kn_text_read(path, &tok, .vocab = 10, .end = "9"));
+    OWNED_TEXT kn_text *t = kn_text_join(kn_text_read(path, &tok, .vocab = 10, .end = "9"),
+                                         kn_text_read(path, &tok, .vocab = 10, .end = "9"));
     KN_CHECK(t && kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin));
     KN_CHECK(memcmp(begin, want, sizeof begin) == 0);
     kn_text_free(t);
@@ -116,7 +116,6 @@ KN_TEST(documents, begin_of_each_token)
     t = kn_text_join(t, kn_text_read(path, &tok, .vocab = 10));
     REFUSED(kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin),
             "which token stands between documents of the text isn't known");
-    kn_text_free(t);
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -188,15 +187,13 @@ KN_TEST(documents, masked_ones_are_separate_ones)
             make_small(&m, kind, KN_F64, 3);
             if (recompute)
                 kn_family_recompute(f, &m, true);
-            double *a = run(&m, f, masked_loss, &loss[0], &count[0]),
-                   *b = run(&m, f, separate_loss, &loss[1], &count[1]);
+            OWNED_BYTES double *a = run(&m, f, masked_loss, &loss[0], &count[0]),
+                               *b = run(&m, f, separate_loss, &loss[1], &count[1]);
             for (int64_t i = 0; i < count[0]; i++)
                 worst = fmax(worst, fabs(a[i] - b[i]));
             KN_CHECK(count[0] == count[1] && fabs(loss[0] - loss[1]) < 1e-12 && worst < 1e-12,
                      "%s: losses %.15g and %.15g, gradients differ by %g", f->noun, loss[0],
                      loss[1], worst);
-            free(a);
-            free(b);
         }
 }
 

@@ -417,10 +417,9 @@ KN_TEST(family, a_damaged_configuration_is_refused)
         const kn_model_config c = small_config(bad[i].kind);
         OWNED_MODULE kn_module m;
         kn_model_config read;
-        char *text = kn_config_text(&c);
+        OWNED_HOST char *text = kn_config_text(&c);
         make_small(&m, bad[i].kind, KN_F32, 4);
         check_edit(&m, text, &bad[i], &read);
-        kn_host_free(text);
     }
 }
 

@@ -2,6 +2,7 @@
  * those of the loss, tokens that don't fit are refused; and text out of any logits. family_test.c
  * has what every model does, llama_golden_test.c compares numbers. */
 #include "models/sample.h"
+#include "tests/models/owned.h"
 #include "tests/owned.h"
 #include "tests/models/small_models.h"
 
@@ -159,7 +160,7 @@ KN_TEST(language, texts_at_once_as_alone)
     const kn_prompt prompts[PROMPTS] = { { "ab" },
                                          { .ids = (int64_t[]){ 3, 0, 4, 1, 5 }, 5 },
                                          { "c" } };
-    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", VOCAB);
+    OWNED_TOKENIZER kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", VOCAB);
     for (int kind = GPT; kind <= OWN_HEAD; kind++)
         for (int how = 0; how < 4; how++) { /* with a cache or without; as ids or texts */
             char got[4096] = "", want[4096] = "";
@@ -209,7 +210,6 @@ KN_TEST(language, texts_at_once_as_alone)
     REFUSED(kn_write_text(&m, NULL, t, .prompts_count = 1), "list of .prompts");
     REFUSED(kn_write_text(&m, NULL, NULL, .prompts = &prompts[1], .prompts_count = 1),
             "the tokenizer is NULL");
-    kn_tokenizer_free(t);
 }
 
 /* -log of what the model gives token i of ids, which sees those from `from` on. */
@@ -241,7 +241,7 @@ KN_TEST(language, a_text_is_evaluated)
 {
     enum { CTX = 6, MOST = 29 };
     const kn_family *f = &kn_gpt_family;
-    kn_tokenizer *t = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TOKENIZER kn_tokenizer *t = kn_tokenizer_create("byte", NULL, 0);
     OWNED_MODULE kn_module m;
     kn_text_score score;
     uint16_t tokens[MOST];
@@ -251,7 +251,7 @@ KN_TEST(language, a_text_is_evaluated)
         ids[i] = tokens[i] = (uint16_t)((i * i + 3 * i) % VOCAB);
     for (int64_t n = 2; n <= MOST; n = n < 9 ? n + 1 : n + 5)
         for (int64_t stride = 1; stride <= CTX; stride++) {
-            kn_text *text = kn_text_of_ids(tokens, n, VOCAB);
+            OWNED_TEXT kn_text *text = kn_text_of_ids(tokens, n, VOCAB);
             double sum = 0, share = 0;
             for (int64_t i = 1; i < n; i++) {
                 int64_t from = 0; /* of the first window that holds token i as a target */
@@ -268,7 +268,6 @@ KN_TEST(language, a_text_is_evaluated)
             KN_CHECK(fabs(score.loss - sum / (double)(n - 1)) < 1e-5,
                      "%d tokens, stride %d: %g, %g", (int)n, (int)stride, score.loss,
                      sum / (double)(n - 1));
-            kn_text_free(text);
         }
     kn_text *one = kn_text_of_ids(tokens, 1, VOCAB), *two = kn_text_of_ids(tokens, 2, VOCAB);
     REFUSED(kn_text_evaluate(&m, kn_language_loss, one, &score, .ctx = CTX, .comm = kn_comm_self()),
@@ -276,5 +275,4 @@ KN_TEST(language, a_text_is_evaluated)
     REFUSED(kn_text_evaluate(&m, kn_language_loss, two, &score, .ctx = CTX, .stride = 7),
             ".stride 7");
     kn_text_free(one), kn_text_free(two);
-    kn_tokenizer_free(t);
 }

@@ -5,6 +5,7 @@
 #include "models/formats/formats.h"
 #include "models/formats/gguf.h"
 #include "models/tokens/tokens.h"
+#include "tests/models/owned.h"
 #include "tests/models/said.h"
 #include "tests/models/temp.h"
 
@@ -176,7 +177,8 @@ static void same_parameters(kn_module *m, kn_module *again)
 
 KN_TEST(one_file, exported_and_read)
 {
-    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijklmnopqrstuvwxyz01 \n", 30);
+    OWNED_TOKENIZER kn_tokenizer *t =
+        kn_tokenizer_create("char", "abcdefghijklmnopqrstuvwxyz01 \n", 30);
     for (int i = 0; i < 8; i++) { /* GPTs by both formats, then Llamas */
         kn_module m = { 0 }, again = { 0 };
         const bool llama = i > 3;
@@ -207,7 +209,6 @@ KN_TEST(one_file, exported_and_read)
         kn_module_free(&again);
         remove_temp();
     }
-    kn_tokenizer_free(t);
 }
 
 KN_TEST(one_file, not_exported)

@@ -3,6 +3,7 @@
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "models/options.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 typedef struct config {
@@ -58,7 +59,7 @@ KN_TEST(options_file, read)
                                "recompute = true\n"
                                "flip = false";
     config c;
-    kn_options *o = load(&c, NULL, text, sizeof text - 1);
+    OWNED_OPTIONS kn_options *o = load(&c, NULL, text, sizeof text - 1);
     KN_CHECK(o != NULL);
     KN_CHECK(c.steps == 10 && c.lr == 0.25 && c.save_every == -7 && c.strategy == 1);
     KN_CHECK(c.recompute && !c.flip && strcmp(c.data, "C:\\no escapes # here") == 0);
@@ -71,7 +72,6 @@ KN_TEST(options_file, read)
     kn_options_free(o);
     o = load(&c, NULL, "", 0);
     KN_CHECK(o && c.lr == 1e-3);
-    kn_options_free(o);
 }
 
 /* The command line wins, also over what contradicts it. */
@@ -79,7 +79,7 @@ KN_TEST(options_file, command_line_wins)
 {
     static const char text[] = "lr = 0.5\nsteps = 7\nnote = \"x\"\n";
     config c;
-    kn_options *o =
+    OWNED_OPTIONS kn_options *o =
         load(&c, (const char *const[]){ "--lr=0.25", "--log=y", NULL }, text, sizeof text - 1);
     KN_CHECK(o && c.lr == 0.25 && c.steps == 7 && !c.note && strcmp(c.log, "y") == 0);
     kn_options_free(o);
@@ -93,7 +93,6 @@ KN_TEST(options_file, command_line_wins)
     kn_options_free(o);
     o = load(&c, NULL, "recompute = false\nlog = 'x'", 27);
     KN_CHECK(o && c.log && !c.recompute);
-    kn_options_free(o);
 }
 
 KN_TEST(options_file, refused)
@@ -163,11 +162,10 @@ KN_TEST(options_file, refused)
     REFUSED(load(&c, NULL, big, sizeof big), "and may have 1048576");
     const int n = snprintf(string, sizeof string, "note = \"%4990d\"", 1);
     REFUSED(load(&c, NULL, string, (size_t)n), "x.toml:1: the string is longer");
-    kn_options *o = kn_options_create(table, &c);
+    OWNED_OPTIONS kn_options *o = kn_options_create(table, &c);
     REFUSED(kn_options_load(o, temp_path("none.toml")), "none.toml: No such file");
     KN_CHECK(!kn_options_load(o, NULL) && !kn_options_load(NULL, "x"));
     kn_clear_error();
-    kn_options_free(o);
 }
 
 KN_TEST(options_file, written_and_read)
@@ -177,9 +175,9 @@ KN_TEST(options_file, written_and_read)
         "--no-flip", NULL
     };
     config a, b;
-    kn_options *from = load(&a, given, "", 0);
+    OWNED_OPTIONS kn_options *from = load(&a, given, "", 0);
     KN_CHECK(from != NULL && kn_options_derive(from, "save-every", 12));
-    char *text = kn_options_toml(from);
+    OWNED_HOST char *text = kn_options_toml(from);
     KN_CHECK(text && strcmp(text, "\n# Training\n"
                                   "steps = 10\n"
                                   "# save-every = 12\n"
@@ -191,12 +189,9 @@ KN_TEST(options_file, written_and_read)
                                   "flip = false\n"
                                   "# strategy = \"full_shard\"\n") == 0,
              "%s", text);
-    kn_options *to = load(&b, NULL, text, strlen(text));
+    OWNED_OPTIONS kn_options *to = load(&b, NULL, text, strlen(text));
     KN_CHECK(to != NULL);
     KN_CHECK(b.lr == 0.3 && b.steps == 10 && !b.flip && strcmp(a.note, b.note) == 0 && !b.once);
     KN_CHECK(!kn_options_toml(NULL));
     kn_clear_error();
-    kn_host_free(text);
-    kn_options_free(from);
-    kn_options_free(to);
 }

@@ -139,7 +139,7 @@ KN_TEST(pretrained_input, damaged_configurations)
 KN_TEST(pretrained_input, large_configurations)
 {
     const size_t size = 3u << 20;
-    char *text = malloc(size);
+    OWNED_BYTES char *text = malloc(size);
     const char *dir = vit_folder();
     for (int kind = 0; kind < 3; kind++) {
         memset(text, '[', size);
@@ -153,7 +153,6 @@ KN_TEST(pretrained_input, large_configurations)
     REFUSED(kn_pretrained_open(dir), "empty");
     KN_CHECK(truncate(temp_path("config.json"), ((off_t)1 << 26) + 1) == 0);
     REFUSED(kn_pretrained_open(dir), "67108864 bytes");
-    free(text);
 }
 
 /* ---- state dictionaries ---------------------------------------------------------------------- */

@@ -96,13 +96,12 @@ KN_TEST(pretrained, configurations_are_timms)
         const kn_vision_sizes sizes = { 3, 32, 2, known[i].small, 8, 0 };
         kn_model_config c;
         KN_CHECK(kn_vision_preset(known[i].preset, &c) && kn_vision_fit(&c, &sizes));
-        char *text = kn_pretrained_config_text(&c, &in);
+        OWNED_HOST char *text = kn_pretrained_config_text(&c, &in);
         for (int k = 0; k < 4; k++) {
             KN_CHECK(text && strstr(text, all[k]), "%s: %s", all[k], text);
             if (known[i].says[k])
                 KN_CHECK(strstr(text, known[i].says[k]) != NULL, "%s: %s", known[i].says[k], text);
         }
-        kn_host_free(text);
     }
 }
 

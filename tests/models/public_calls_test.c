@@ -5,6 +5,7 @@
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -271,7 +272,7 @@ KN_TEST(public_calls, literals_that_are_kept_last)
     kn_tensor *t = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2)), true);
     int *times = NULL;
     kn_on_accumulated(t, count_one, times = &(int){ 0 });
-    kn_options *o = kn_options_create(
+    OWNED_OPTIONS kn_options *o = kn_options_create(
         (kn_option[]){ { "steps", KN_OPTION_INT, offsetof(struct fields, steps), "7", "how many" },
                        { 0 } },
         fields = &(struct fields){ 0 });
@@ -280,5 +281,4 @@ KN_TEST(public_calls, literals_that_are_kept_last)
     kn_backward(kn_sum(t, 0, NULL, false));
     KN_CHECK(kn_options_set(o, "steps", "8") && fields->steps == 8);
     KN_CHECK(*times == 1 && ((float *)a.data)[1] == 4);
-    kn_options_free(o);
 }

@@ -1,5 +1,6 @@
 /* tests/models/shards_test.c: texts of several files, and data of their own to validate with. */
 #include "models/text.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 #include <sys/stat.h>
@@ -12,9 +13,8 @@ static void write_tokens(const char *name, int begin, int count, int vocab)
     uint16_t ids[IDS];
     for (int i = 0; i < count; i++)
         ids[i] = (uint16_t)(begin + i);
-    kn_text *t = kn_text_of_ids(ids, count, vocab);
+    OWNED_TEXT kn_text *t = kn_text_of_ids(ids, count, vocab);
     KN_CHECK(t && kn_text_save(t, temp_path(name)));
-    kn_text_free(t);
 }
 
 /* A folder of three files that hold 0 .. 99 in order of their names, and of other things. */
@@ -38,8 +38,8 @@ KN_TEST(shards, several_files_are_one_text)
     write_shards();
     for (int i = 0; i < IDS; i++)
         ids[i] = (uint16_t)i;
-    kn_text *one = kn_text_of_ids(ids, IDS, 256),
-            *t = kn_text_read(temp_path("set"), &tok, .kind = "char");
+    OWNED_TEXT kn_text *one = kn_text_of_ids(ids, IDS, 256),
+                       *t = kn_text_read(temp_path("set"), &tok, .kind = "char");
     KN_CHECK(t && !tok && kn_text_count(t, KN_TRAIN) == 90);
     for (int i = 0; i < IDS; i++)
         KN_CHECK(kn_text_token(t, i) == i, "token %d is %lld", i, (long long)kn_text_token(t, i));
@@ -50,17 +50,15 @@ KN_TEST(shards, several_files_are_one_text)
     kn_text_free(t);
     t = kn_text_open(temp_path("set/b_?.tokens"), "char", &tok);
     KN_CHECK(t && kn_text_token(t, 0) == 30 && kn_text_token(t, 69) == 99);
-    kn_text_free(t);
-    kn_text_free(one);
 }
 
 /* The tokenizer of the first file, or of the folder. */
 KN_TEST(shards, tokenizers_beside_them)
 {
-    kn_tokenizer *byte = kn_tokenizer_create("byte", NULL, 0), *tok = NULL;
+    OWNED_TOKENIZER kn_tokenizer *byte = kn_tokenizer_create("byte", NULL, 0), *tok = NULL;
     write_shards();
     KN_CHECK(kn_tokenizer_save(byte, temp_path("set/tokenizer.json")));
-    kn_text *t = kn_text_open(temp_path("set"), "char", &tok);
+    OWNED_TEXT kn_text *t = kn_text_open(temp_path("set"), "char", &tok);
     KN_CHECK(t && tok && kn_tokenizer_vocab(tok) == 256);
     kn_text_free(t);
     kn_tokenizer_free(tok);
@@ -69,24 +67,19 @@ KN_TEST(shards, tokenizers_beside_them)
     KN_CHECK(kn_tokenizer_save(byte, temp_path("set/a.tokens.json")));
     t = kn_text_open(temp_path("set"), "char", &tok);
     KN_CHECK(t && tok);
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
-    kn_tokenizer_free(byte);
 }
 
 /* Texts of a folder are encoded by one tokenizer. */
 KN_TEST(shards, several_texts)
 {
-    kn_tokenizer *tok = NULL;
+    OWNED_TOKENIZER kn_tokenizer *tok = NULL;
     mkdir(temp_path("set"), 0755);
     write_temp("set/2.txt", "cd", 2);
     write_temp("set/1.txt", "ab", 2);
     KN_CHECK(!kn_text_open(temp_path("set"), "char", &tok) && !tok);
     KN_CHECK_ERROR("1.txt is one of several texts, and a char tokenizer is made from one");
-    kn_text *t = kn_text_open(temp_path("set"), "byte", &tok);
+    OWNED_TEXT kn_text *t = kn_text_open(temp_path("set"), "byte", &tok);
     KN_CHECK(t && kn_text_token(t, 0) == 'a' && kn_text_token(t, 3) == 'd');
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
 }
 
 KN_TEST(shards, files_that_do_not_go_together)
@@ -119,14 +112,13 @@ KN_TEST(shards, damaged_tokens)
     mkdir(temp_path("set"), 0755);
     write_temp("set/1.bin", good, sizeof good);
     write_temp("set/2.bin", bad, 20);
-    kn_text *t = kn_text_read(temp_path("set"), &tok, .vocab = 9);
+    OWNED_TEXT kn_text *t = kn_text_read(temp_path("set"), &tok, .vocab = 9);
     kn_text *val = kn_text_read(temp_path("set/2.bin"), &tok, .vocab = 9);
     t = kn_text_join(t, val);
     KN_CHECK(t && kn_text_token(t, 103) == 9);
     KN_CHECK(!kn_text_batch(t, KN_VALIDATION, 1, 0, 1, CTX, x, y));
     KN_CHECK(strstr(kn_error(), "token 3 of ") && strstr(kn_error(), "2.bin is 9, outside"));
     KN_CHECK_ERROR("outside the vocabulary of 9");
-    kn_text_free(t);
 }
 
 /* All of one text is for training, all of the other for validation. */

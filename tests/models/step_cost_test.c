@@ -64,7 +64,7 @@ KN_TEST(step_cost, meta_launches_the_kernels_of_a_device_with_bytes)
 {
     static const kn_dtype dtypes[] = { KN_DTYPE_DEFAULT, KN_BF16 };
     for (int i = 0; i < FAMILIES * 2; i++) {
-        kn_trace_event *a, *b;
+        OWNED_HOST kn_trace_event *a, *b;
         size_t n = kernels_of_a_step(i / 2, KN_META, dtypes[i % 2], &a);
         size_t m = kernels_of_a_step(i / 2, KN_CPU, dtypes[i % 2], &b);
         KN_CHECK(n > 50 && n == m, "case %d: %zu kernels on meta, %zu on the cpu", i, n, m);
@@ -72,8 +72,6 @@ KN_TEST(step_cost, meta_launches_the_kernels_of_a_device_with_bytes)
             KN_CHECK(by_work(&a[k], &b[k]) == 0,
                      "case %d: %s of %g flops, %g bytes on meta; %s of %g, %g on the cpu", i,
                      a[k].what, a[k].flops, a[k].bytes, b[k].what, b[k].flops, b[k].bytes);
-        kn_host_free(a);
-        kn_host_free(b);
     }
 }
 
@@ -86,7 +84,7 @@ KN_TEST(step_cost, products_are_the_models_own_count)
         const kn_model_config c = small_config(i);
         const double layers = kn_config_get(&c, "layers", 0), heads = kn_config_get(&c, "heads", 0),
                      embd = kn_config_get(&c, "embd", 0);
-        kn_trace_event *e;
+        OWNED_HOST kn_trace_event *e;
         size_t n = kernels_of_a_step(i, KN_META, KN_BF16, &e);
         double products = 0, attention = 0;
         for (size_t k = 0; k < n; k++) {
@@ -101,6 +99,5 @@ KN_TEST(step_cost, products_are_the_models_own_count)
                  c.family->noun, products, count - counted);
         KN_CHECK(attention == pairs * (14 * head + 13), "%s: %g operations in attention",
                  c.family->noun, attention);
-        kn_host_free(e);
     }
 }

@@ -37,14 +37,13 @@ static double *values(const char *name, int ndim, const int64_t *shape, int64_t 
 static void fill(const char *name, kn_tensor *t)
 {
     int64_t n = kn_numel(t);
-    double *w = values(name, kn_ndim(t), kn_shape(t), n);
+    OWNED_BYTES double *w = values(name, kn_ndim(t), kn_shape(t), n);
     for (int64_t i = 0; i < n; i++) {
         if (kn_dtype_of(t) == KN_F64)
             ((double *)kn_data(t))[i] = w[i];
         else
             ((float *)kn_data(t))[i] = (float)w[i];
     }
-    free(w);
 }
 
 static bool fill_buffers(kn_module *m, void *arg)
@@ -108,11 +107,10 @@ static kn_tensor *images(int which, kn_dtype dtype)
 {
     const int64_t shape[] = { BATCH, 3, golden[which].rows, golden[which].columns };
     int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
-    double *w = values("images", 4, shape, n);
+    OWNED_BYTES double *w = values("images", 4, shape, n);
     for (int64_t i = 0; i < n; i++)
         w[i] *= 10;
     kn_tensor *x = kn_cast(kn_from(KN_F64, KN_CPU, w, 4, shape), dtype);
-    free(w);
     return x;
 }
 

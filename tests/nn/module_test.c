@@ -125,7 +125,7 @@ KN_TEST(module, parameters_freeze_and_share)
 KN_TEST(module, buffers_and_print)
 {
     OWNED_MODULE outer m;
-    char *text = NULL;
+    OWNED_BYTES char *text = NULL;
     size_t size = 0;
     build(&m);
     int64_t live = kn_live_tensors();
@@ -145,7 +145,6 @@ KN_TEST(module, buffers_and_print)
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
         KN_CHECK(strstr(text, lines[i]), "no line '%s' in:\n%s", lines[i], text);
-    free(text);
 }
 
 KN_TEST(module, freeing_lets_go_of_everything)

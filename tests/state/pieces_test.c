@@ -75,11 +75,10 @@ static bool write_rank(const model *m, const kn_layout *l, int rank, size_t port
     for (int i = 0; i < TENSORS && w; i++) {
         kn_interval part = kn_layout_part(l, i, rank);
         size_t size = kn_dtype_size(dtypes[i]), bytes = (size_t)kn_interval_numel(part) * size;
-        char *data = malloc(bytes + 1);
+        OWNED_BYTES char *data = malloc(bytes + 1);
         kn_interval_cut(part, data, m->bytes[i], size);
         for (size_t at = 0; at < bytes; at += portion)
             kn_pieces_append(w, data + at, bytes - at < portion ? bytes - at : portion);
-        free(data);
     }
     return w && kn_pieces_commit(w);
 }
@@ -104,12 +103,10 @@ static void read_all(const model *m, const kn_layout *l)
                      memcmp(kn_pieces_tensor(p, t)->shape, m->shape[i], sizeof m->shape[i]) == 0);
             kn_piece piece = { names[i], dtypes[i], 0, { 0 }, kn_layout_part(l, i, r) };
             size_t bytes = (size_t)part_bytes(&piece);
-            char *got = malloc(bytes + 1), *want = malloc(bytes + 1);
+            OWNED_BYTES char *got = malloc(bytes + 1), *want = malloc(bytes + 1);
             kn_interval_cut(piece.part, want, m->bytes[i], kn_dtype_size(dtypes[i]));
             KN_CHECK(kn_pieces_read(p, t, piece.part, got));
             KN_CHECK(memcmp(got, want, bytes) == 0, "%s of rank %d differs", names[i], r);
-            free(got);
-            free(want);
         }
     for (int t = 0; t < TENSORS; t++)
         KN_CHECK(kn_pieces_has_sums(p, t) && kn_pieces_verify(p, t, NULL, NULL));

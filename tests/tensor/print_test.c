@@ -64,13 +64,12 @@ KN_TEST(print, element_integers)
 
 static void prints(const kn_tensor *t, const char *want)
 {
-    char *text = NULL;
+    OWNED_BYTES char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     KN_CHECK(kn_print(out, t));
     fclose(out);
     KN_CHECK(strcmp(text, want) == 0, "printed:\n%s\nwanted:\n%s", text, want);
-    free(text);
 }
 
 KN_TEST(print, values)

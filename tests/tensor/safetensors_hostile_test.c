@@ -22,9 +22,8 @@ static int try_file(const temp *at)
         kn_tensor *t = kn_safetensors_get(f, name);
         KN_CHECK(t != NULL);
         size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(kn_dtype_of(t));
-        void *copy = malloc(bytes + 1);
+        OWNED_BYTES void *copy = malloc(bytes + 1);
         KN_CHECK(kn_to_host(t, copy, bytes));
-        free(copy);
     }
     kn_safetensors_close(f);
     kn_scope_end(scope);

@@ -73,10 +73,9 @@ static void work(void *arg)
 
 static void drop(void *arg)
 {
-    job *j = arg;
+    OWNED_BYTES job *j = arg;
     j->c->recorded -= j->recorded;
     free(j->room);
-    free(j);
 }
 
 static void add(job *j, bool send, const void *p, size_t bytes, int peer)
