@@ -108,7 +108,7 @@ KN_TEST(image_folder, images_that_can_not_be_read)
             OWNED_SET kn_image_set *s = kn_image_set_open(folder, "train", .skip_bad = skip);
             OWNED_LOADER kn_loader *l = kn_image_loader(s, NULL, .batch = 6, .workers = workers,
                                                         .augment = { .resize = { 8, 8 } });
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_batch b = kn_next(l);
             if (skip) {
                 int64_t y[6];
@@ -124,7 +124,6 @@ KN_TEST(image_folder, images_that_can_not_be_read)
             }
             REFUSED(kn_image_set_image(s, 3),
                     "train/dog/0.png: libpng says: the file is cut short");
-            kn_scope_end(scope);
         }
 }
 

@@ -219,10 +219,9 @@ KN_TEST(image_loader, errors)
             ".workers must lie between 0 and 256");
     OWNED_LOADER kn_loader *l =
         kn_image_loader(s, NULL, .batch = 2, .augment = { .random_crop = { { 40 } } });
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(l && !kn_next(l).x);
     KN_CHECK_ERROR("an image of 32 x 32 pixels is smaller than the .random_crop of 40 x 40");
-    kn_scope_end(scope);
 }
 
 static kn_loader *of_cifar(const char *folder, kn_image_set **set)

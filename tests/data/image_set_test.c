@@ -55,10 +55,9 @@ KN_TEST(image_set, cifar100)
         KN_CHECK(kn_image_set_label(s, 123) == (coarse ? 3 : 23));
         KN_CHECK(strcmp(kn_image_set_class(s, 1), coarse ? "fish" : "class 1") == 0);
         KN_CHECK(strcmp(kn_image_set_class(s, 2), "class 2") == 0);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const uint8_t *p = kn_data(kn_image_set_image(s, 129));
         KN_CHECK(p[0] == 129 && p[3071] == (uint8_t)(129 + 3071));
-        kn_scope_end(scope);
     }
 }
 
@@ -73,10 +72,9 @@ KN_TEST(image_set, idx)
     KN_CHECK(info.count == COUNT && info.channels == 1 && info.height == SIDE &&
              info.width == SIDE);
     KN_CHECK(kn_image_set_label(s, 7) == 7 && strcmp(kn_image_set_class(s, 3), "3") == 0);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const uint8_t *p = kn_data(kn_image_set_image(s, 7));
     KN_CHECK(p[0] == 140 && p[PIXELS - 1] == 140);
-    kn_scope_end(scope);
 }
 
 KN_TEST(image_set, batches_that_are_damaged)
@@ -132,14 +130,13 @@ KN_TEST(image_set, shapes)
     kn_image_set_info info = kn_image_set_read_info(train);
     KN_CHECK(info.made && info.count == 50000 && info.classes == 10);
     KN_CHECK(kn_image_set_read_info(test).count == 10000);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const uint8_t *a = kn_data(kn_image_set_image(train, 17)),
                   *b = kn_data(kn_image_set_image(train, 17)),
                   *c = kn_data(kn_image_set_image(test, 17)),
                   *d = kn_data(kn_image_set_image(train, 27));
     KN_CHECK(memcmp(a, b, 3072) == 0 && memcmp(a, c, 3072) != 0 && memcmp(a, d, 3072) != 0);
     KN_CHECK(kn_image_set_label(train, 17) == kn_image_set_label(train, 27));
-    kn_scope_end(scope);
 }
 
 /* The class whose mean image is the nearest is seldom the right one: kinds of figures must be seen.

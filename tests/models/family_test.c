@@ -161,21 +161,18 @@ KN_TEST(family, a_loss_falls_in_each_dtype)
 {
     const kn_dtype dtype[] = { KN_F32, KN_F64 };
     for (int k = 0; k < SMALL_MODELS * 2; k += kn_one_in(3)) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         double first = 0, last = 0;
         make_small(&m, k / 2, dtype[k % 2], 1);
-        kn_optim *o = kn_adamw(&m, .lr = 1e-2);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 1e-2);
         for (int step = 0; step < 30; step++) {
-            kn_scope s = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *loss = small_loss(&m, k / 2, dtype[k % 2]);
             last = kn_item(loss);
             first = step ? first : last;
             KN_CHECK(kn_backward(loss) && kn_step(o));
-            kn_scope_end(s);
         }
         KN_CHECK(last < 0.9 * first, "model %d, dtype %d: %g -> %g", k / 2, k % 2, first, last);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
 }
 
@@ -302,12 +299,11 @@ KN_TEST(family, sizes_that_do_not_fit)
 static void forward_bits(kn_module *m, int kind, float bits[64])
 {
     const kn_family *f = small_models[kind].family;
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_train(m, false);
     kn_tensor *y = f->kind == KN_LANGUAGE_MODELS ? kn_language_next_logits(m, ids_of(1, 4, 1))
                                                  : kn_call(m, small_images(2));
     KN_CHECK(y && kn_numel(y) <= 64 && kn_to_host(y, bits, (size_t)kn_numel(y) * sizeof *bits));
-    kn_scope_end(s);
 }
 
 /* The checkpoint tells the family, defaults are filled in, and the model computes the same bits. */
@@ -351,7 +347,7 @@ KN_TEST(family, configurations_are_saved)
 
 KN_TEST(family, defaults_are_filled_in)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, LLAMA, KN_F32, 1);
     const kn_llama_config *c = kn_llama_config_of((kn_llama *)&m);
     KN_CHECK(c->hidden == 64 && c->norm_eps == 1e-5 && c->rope_base == 1e4);
@@ -360,7 +356,6 @@ KN_TEST(family, defaults_are_filled_in)
     c = kn_llama_config_of((kn_llama *)&m);
     KN_CHECK(c->norm_eps == 1e-6 && c->rope_scaling.low_freq_factor == 1 &&
              c->rope_scaling.high_freq_factor == 4 && c->rope_scaling.original_ctx == 8192);
-    kn_module_free(&m);
 }
 
 /* A configuration that another program wrote, or damaged. error NULL: it is read. */

@@ -17,7 +17,7 @@ KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
         OWNED_MODULE kn_module m;
         make_small(&m, kind, KN_F32, 7);
         kn_train(&m, false);
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         const double loss = kn_item(kn_language_loss(&m, ids_of(2, 6, 0), ids_of(2, 6, 1)));
         KN_CHECK(fabs(loss - log(VOCAB)) < 0.05, "model %d: loss %g", kind, loss);
         kn_tensor *x = ids_of(2, 6, 0), *four = kn_contiguous(kn_slice(x, 1, 0, 4));
@@ -31,7 +31,6 @@ KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
                          r, i);
                 KN_CHECK(i < 3 * VOCAB || fabsf(last[r * VOCAB + i - 3 * VOCAB] - y) < 1e-5f);
             }
-        kn_scope_end(s);
     }
 }
 

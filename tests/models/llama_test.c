@@ -72,7 +72,7 @@ static double first_loss(kn_llama *g)
  * one takes the logits away). */
 KN_TEST(llama, settings_take_effect)
 {
-    kn_llama g = { 0 };
+    OWNED_MODULE kn_llama g = { 0 };
     kn_llama_config c = small;
     begin(&g, c, KN_F32);
     const double proj = 0.02 / sqrt(2.0 * c.layers);
@@ -89,7 +89,6 @@ KN_TEST(llama, settings_take_effect)
     c.norm_eps = 1e12;
     begin(&g, c, KN_F32);
     KN_CHECK(fabs(first_loss(&g) - log((double)c.vocab)) < 1e-6 && fabs(plain - log(11)) > 1e-4);
-    kn_module_free(&g);
 }
 
 /* Beside Muon the embedding and a head of its own take AdamW, the blocks' matrices don't. */

@@ -312,7 +312,7 @@ KN_TEST(layers, norms_of_sums)
 
 KN_TEST(layers, norms_of_queries_and_keys)
 {
-    kn_self_attention a;
+    OWNED_MODULE kn_self_attention a;
     /* The length of x doesn't change who sees whom: only values grow. */
     KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .qk_norm = true,
                                     .qk_norm_eps = KN_ZERO, .no_bias = true) &&
@@ -325,7 +325,6 @@ KN_TEST(layers, norms_of_queries_and_keys)
             ".qk_norm_eps 1 does nothing without .qk_norm");
     REFUSED(kn_self_attention_init(&a, NULL, "attn", 8, 4, .qk_norm = true, .qk_norm_eps = -1),
             "'q_norm' has eps -1");
-    kn_module_free(&a);
 }
 
 KN_TEST(layers, causal_attention_sees_no_future)

@@ -271,7 +271,7 @@ static kn_tensor *nothing_forward(kn_module *self, kn_tensor *x)
 
 KN_TEST(module, several_inputs_and_results)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     double f = 4;
     kn_module_init_n(&m, swap_forward);
     kn_tensor *a = kn_full(KN_F32, KN_CPU, 2, KN_SCALAR),
@@ -286,7 +286,6 @@ KN_TEST(module, several_inputs_and_results)
     REFUSED(kn_call(&m, a), "forward returned NULL");
     REFUSED(kn_call_n(&m, (kn_values){ 2, { a, b } }, NULL, 0).n,
             "takes one tensor, 2 were passed");
-    kn_module_free(&m);
 }
 
 static kn_values too_many_forward(kn_module *self, kn_values in, const void *arg)

@@ -17,14 +17,12 @@ static bool net_init(kn_linear *m, kn_comm *comm)
 static bool with_optim = true;
 static int two_saves(kn_comm *world, void *arg)
 {
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     kn_set_threads(1);
     EXPECT(net_init(&m, world));
-    kn_optim *o = with_optim ? kn_adamw(&m, .lr = 0.1) : NULL;
+    OWNED_OPTIM kn_optim *o = with_optim ? kn_adamw(&m, .lr = 0.1) : NULL;
     for (int64_t step = 1; step < 3; step++)
         EXPECT(kn_checkpoint_save(arg, &m, .step = step, .optim = o));
-    kn_optim_free(o);
-    kn_module_free(&m);
     return 0;
 }
 

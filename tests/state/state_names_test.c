@@ -274,9 +274,9 @@ static bool moments_by_number(const kn_state *s, net *m, const kn_state *by_name
 
 KN_TEST(state_names, keys_by_number_and_back)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_reference(&m));
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     KN_CHECK(net_step(&m, o, NULL, 0));
     kn_state *s = kn_optim_state_dict(o, .prefix = "o."),
              *was = kn_optim_state_dict(o, .prefix = "o.");
@@ -294,8 +294,6 @@ KN_TEST(state_names, keys_by_number_and_back)
     KN_CHECK(kn_state_set_int(s, "o.99.step", 3));
     REFUSED(kn_state_rekey(s, &m, KN_KEYS_NAME, "o."), "begins with no number of a parameter");
     kn_state_free(s), kn_state_free(was);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* Names that begin with digits aren't numbers. */
