@@ -73,6 +73,7 @@ static inline void pair_free(pair *m)
     kn_tensor_free(m->buffer);
     kn_module_free(m);
 }
+#define OWNED_PAIR __attribute__((cleanup(pair_free), unused))
 
 static inline bool shows(pair *m, kn_dtype dtype, float a, float b, float c)
 {

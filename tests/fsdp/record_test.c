@@ -116,7 +116,7 @@ static void recording_end(recording *r)
 /* The line of a rehearsal among simulated ranks. */
 static void line_on_meta(int ranks, const recorded *w, char *line, size_t size)
 {
-    kn_comm *world = kn_comm_simulated(ranks, 0, 0);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(ranks, 0, 0);
     two m;
     kn_trace_event *event = NULL;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && wrap(&m, world, w, KN_META));
@@ -129,7 +129,6 @@ static void line_on_meta(int ranks, const recorded *w, char *line, size_t size)
     kn_host_free(event);
     kn_optim_free(o);
     kn_module_free(&m);
-    kn_comm_simulated_free(world);
 }
 
 static double peak_of(const recording *r, int rank)

@@ -373,7 +373,7 @@ static int asked(model *m)
 KN_TEST(recovery, ranks_agree_on_nothing_of_a_failed_pass)
 {
     const setting s = { "simulated", { .wrap_class = "part,linear", .device = KN_META } };
-    kn_comm *world = kn_comm_simulated(2, 0, 1e9);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(2, 0, 1e9);
     model m;
     fault.all = true;
     KN_CHECK(world && make(&m, world, &s, true) && asked(&m) == 0);
@@ -385,7 +385,6 @@ KN_TEST(recovery, ranks_agree_on_nothing_of_a_failed_pass)
     }
     KN_CHECK(n > 20, "%d callbacks", n);
     kn_module_free(&m);
-    kn_comm_simulated_free(world);
 }
 
 /* ---- several ranks --------------------------------------------------------------------------- */

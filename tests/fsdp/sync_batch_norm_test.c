@@ -305,7 +305,7 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
     KN_CHECK(kn_call(&n, kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(4, CHANNELS))));
     KN_CHECK(statistic(&n, "b.running_mean", 1) != 0);
     kn_module_free(&n);
-    kn_comm *thousand = kn_comm_simulated(1000, 0.5, 1e9);
+    OWNED_SIMULATED kn_comm *thousand = kn_comm_simulated(1000, 0.5, 1e9);
     n = (norms){ 0 };
     KN_CHECK(kn_module_init(&n.base, norms_forward) && kn_module_defaults(&n, .device = KN_META) &&
              kn_batch_norm_init(&n.a, &n.base, "a", CHANNELS, .cumulative = true) &&
@@ -319,7 +319,6 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
     KN_CHECK(kn_meta_clock(stream) - begin > 4 * 0.5, "%g s", kn_meta_clock(stream) - begin);
     kn_scope_end(s);
     kn_module_free(&n);
-    kn_comm_simulated_free(thousand);
 }
 
 /* Batches apart, then kn_mean_buffers; or rank 1's. */

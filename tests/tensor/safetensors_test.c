@@ -7,7 +7,7 @@
 
 KN_TEST(safetensors, reads_golden)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     char file[4096];
     float data[7] = { 1, 2, 3, 4, 5, 6, -0.5f };
     const char *header =
@@ -38,7 +38,6 @@ KN_TEST(safetensors, reads_golden)
     KN_CHECK(kn_to_host(a, got, sizeof got) && memcmp(got, data, sizeof got) == 0);
     KN_CHECK(kn_fill_(a, 7) && kn_item(b) == -0.5);
     kn_scope_end(scope);
-    temp_end(&at);
 }
 
 /* One element of every dtype the format lists, all at odd offsets, so that most are unaligned. */
@@ -68,7 +67,7 @@ KN_TEST(safetensors, every_dtype)
     };
     enum { N = sizeof all / sizeof *all };
     KN_CHECK(N == KN_DTYPE_COUNT - 1);
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     for (int shift = 0; shift < 8; shift++) {
         char file[8192], header[4096] = "{", data[256] = "";
         size_t n = 0, h = 1;
@@ -97,12 +96,11 @@ KN_TEST(safetensors, every_dtype)
         kn_safetensors_close(f);
     }
     KN_CHECK_OK();
-    temp_end(&at);
 }
 
 KN_TEST(safetensors, writes_golden)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     uint16_t w[4] = { 0x3f80, 0x4000, 0x4040, 0x4080 };
     int64_t step = 7;
     kn_safetensors_entry e[] = {
@@ -140,12 +138,11 @@ KN_TEST(safetensors, writes_golden)
     f = kn_safetensors_open(at.path);
     KN_CHECK(f && kn_safetensors_count(f) == 0);
     kn_safetensors_close(f);
-    temp_end(&at);
 }
 
 KN_TEST(safetensors, streams)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     enum { N = 100000 };
     static uint8_t data[N], got[N];
     for (int i = 0; i < N; i++)
@@ -165,13 +162,12 @@ KN_TEST(safetensors, streams)
     mode_t mask = umask(022);
     umask(mask);
     KN_CHECK(stat(at.path, &st) == 0 && (st.st_mode & 0777) == (0666 & ~mask));
-    temp_end(&at);
 }
 
 /* A file truncated after it was opened gives an error, not a signal. */
 KN_TEST(safetensors, cut_while_open)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     static float x[5000];
     kn_safetensors_entry e = {
         .name = "x", .dtype = KN_F32, .ndim = 1, .shape = { 5000 }, .data = x
@@ -181,13 +177,12 @@ KN_TEST(safetensors, cut_while_open)
     KN_CHECK(f && truncate(at.path, 5000) == 0);
     REFUSED(kn_safetensors_get(f, "x"), "was cut to 5000 bytes");
     kn_safetensors_close(f);
-    temp_end(&at);
 }
 
 /* The FIFO has no writer: opening it must not block. The alarm ends a program that does. */
 KN_TEST(safetensors, refuses_what_is_no_file)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     KN_CHECK(mkfifo(at.path, 0600) == 0);
     alarm(250);
     KN_CHECK(!kn_safetensors_open(at.path));
@@ -197,13 +192,12 @@ KN_TEST(safetensors, refuses_what_is_no_file)
     REFUSED(kn_safetensors_save(at.path, NULL, 0, NULL, 0), "a device or a pipe");
     KN_CHECK(stat(at.path, &st) == 0 && S_ISFIFO(st.st_mode));
     REFUSED(kn_safetensors_open(at.folder), "not a regular file");
-    temp_end(&at);
 }
 
 /* After any failure of a save the old file stays and no other is left. */
 KN_TEST(safetensors, keeps_old_file)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     float x[4] = { 1, 2, 3, 4 };
     kn_safetensors_entry e = { .name = "x", .dtype = KN_F32, .ndim = 1, .shape = { 4 }, .data = x };
     KN_CHECK(kn_safetensors_save(at.path, &e, 1, NULL, 0));
@@ -238,12 +232,11 @@ KN_TEST(safetensors, keeps_old_file)
     }
     REFUSED(kn_safetensors_commit(NULL), "without a writer");
     kn_safetensors_abandon(NULL);
-    temp_end(&at);
 }
 
 KN_TEST(safetensors, save_refuses)
 {
-    temp at = temp_begin();
+    OWNED_TEMP temp at = temp_begin();
     float x = 1;
     kn_safetensors_entry good = { .name = "x", .dtype = KN_F32, .data = &x };
     struct {
@@ -285,5 +278,4 @@ KN_TEST(safetensors, save_refuses)
         KN_CHECK(temp_files(&at) == 0);
     }
     REFUSED(kn_safetensors_save("/no/such/folder/x", &good, 1, NULL, 0), "/no/such/folder/x");
-    temp_end(&at);
 }
