@@ -20,8 +20,9 @@ void queues_close(message_queues *o)
     for (int to = 0; to < QUEUE_RANKS; to++)
         for (int from = 0; from < QUEUE_RANKS; from++)
             while (o->box[to][from]) {
-                OWNED_BYTES queued_message *l = o->box[to][from];
+                queued_message *l = o->box[to][from];
                 o->box[to][from] = l->next;
+                free(l);
             }
     pthread_mutex_destroy(&o->lock);
     pthread_cond_destroy(&o->came);

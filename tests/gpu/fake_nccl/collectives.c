@@ -73,9 +73,10 @@ static void work(void *arg)
 
 static void drop(void *arg)
 {
-    OWNED_BYTES job *j = arg;
+    job *j = arg;
     j->c->recorded -= j->recorded;
     free(j->room);
+    free(j);
 }
 
 static void add(job *j, bool send, const void *p, size_t bytes, int peer)
