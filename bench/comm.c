@@ -25,7 +25,6 @@
 #include "kernels/team.h"
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define GOAL 1.25

@@ -8,7 +8,6 @@
 #include "tensor/json.h"
 #include "tensor/whole_file.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -7,12 +7,9 @@
 #include "kernels/faults.h"
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
-#include "tensor/json.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 /* ---- arguments ------------------------------------------------------------------------------- */

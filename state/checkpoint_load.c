@@ -4,7 +4,6 @@
 #include "state/checkpoint_internal.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { MODEL, REST, OPTIMS }; /* sources: the model, what belongs to no named optimizer, those */
 

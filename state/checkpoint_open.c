@@ -13,13 +13,11 @@
 #include "tensor/files.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #define ATTEMPTS 200 /* while a run removes what was chosen */
 

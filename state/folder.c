@@ -2,7 +2,6 @@
 #include "kernels/error_internal.h"
 #include "state/folder_internal.h"
 #include "tensor/files.h"
-#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

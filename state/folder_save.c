@@ -1,5 +1,4 @@
 /* state/folder_save.c: what a save does in the run's folder, and what it leaves there. */
-#include "data/data.h"
 #include "kernels/error_internal.h"
 #include "state/attempt.h"
 #include "state/saving.h"

@@ -4,7 +4,6 @@
 #include "tensor/whole_file.h"
 
 #include <stdio.h>
-#include <string.h>
 
 /* A name in dir that nothing has, RUN/step-N.damaged if that is one. */
 static bool free_path(kn_path *path, const char *dir, int64_t step)

@@ -5,7 +5,6 @@
 #include "kernels/trace.h"
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 
 /* An error takes less than this to reach the other ranks. */
 #define ROUND_S 0.1

@@ -13,7 +13,6 @@
 #include "kernels/memory_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)

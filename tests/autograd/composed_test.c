@@ -1,6 +1,5 @@
 /* tests/autograd/composed_test.c: operations that are made of others, against PyTorch's results: of
  * each the sum over its elements i of y_i cos(0.7 i). Their gradients: every_functional.c. */
-#include "autograd/ops.h"
 #include "tests/owned.h"
 
 /* sin(1.3 k + start) */

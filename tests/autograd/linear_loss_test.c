@@ -1,7 +1,6 @@
 /* tests/autograd/linear_loss_test.c: kn_linear_cross_entropy against cross_entropy of linear:
  * values and gradients, of one chunk of rows and of several; memory; narrow dtypes; frozen inputs;
  * the same bits by any number of threads. */
-#include "autograd/gradcheck.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
 #include "tests/failing.h"

@@ -1,6 +1,5 @@
 /* tests/autograd/matrices_test.c: factors give their matrix back, and matrices that don't fit. The
  * gradients: every_linalg.c. */
-#include "autograd/ops.h"
 #include "tests/owned.h"
 
 static kn_tensor *noise(int ndim, const int64_t *shape)

@@ -1,10 +1,7 @@
 /* tests/autograd/parts_test.c: gradients of parts of one tensor, which lie where the gradient of
  * the whole has them (autograd/parts.c): nothing is copied, and the values are those of a backward
  * that copies. A hook on a part has its gradient copied. */
-#include "autograd/autograd_internal.h"
 #include "autograd/function.h"
-#include "kernels/faults.h"
-#include "kernels/memory_internal.h"
 #include "kernels/philox.h"
 #include "kernels/trace.h"
 #include "tests/failing.h"

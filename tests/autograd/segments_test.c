@@ -1,7 +1,6 @@
 /* tests/autograd/segments_test.c: scatter_reduce, index_reduce, segments: values and gradients
  * where several elements, equal ones, zeros or none go to a place; dtypes; threads; errors.
  * Gradients by finite differences are rows of every.h. */
-#include "kernels/memory.h"
 #include "tests/autograd/lists.h"
 
 /* Places 0, 2, 2, 0, 3 of 4: two, none, two, one. */

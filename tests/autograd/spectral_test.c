@@ -1,6 +1,5 @@
 /* tests/autograd/spectral_test.c: Fourier transforms against their sum, frames there and back, bad
  * arguments. */
-#include "autograd/ops.h"
 #include "tests/owned.h"
 
 static kn_tensor *noise(kn_dtype t, int ndim, const int64_t *shape)

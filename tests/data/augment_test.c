@@ -1,6 +1,5 @@
 /* tests/data/augment_test.c: what happens to one image: sizes as PIL computes them, cuts, flips,
  * colours, values, rectangles that are erased. */
-#include "data/data.h"
 #include "data/images_internal.h"
 #include "tests/owned.h"
 #include "tests/data/pictures.h"

@@ -1,6 +1,5 @@
 /* tests/data/csv_test.c: tables of numbers in text files, well-formed and not. */
 #include "data/csv.h"
-#include "kernels/memory.h"
 #include "tests/failing.h"
 #include "tests/models/temp.h"
 

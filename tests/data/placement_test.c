@@ -1,6 +1,5 @@
 /* tests/data/placement_test.c: where batches and threads go: batches on a device with memory of its
  * own, threads on cores that the rank has left over. */
-#include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "kernels/stream.h"
 #include "tests/data/owned.h"

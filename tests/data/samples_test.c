@@ -4,7 +4,6 @@
 #include "tests/data/samples.h"
 #include "comm/comm.h"
 #include "data/data.h"
-#include "kernels/faults.h"
 
 enum { SAMPLES = 13, MOST = 16 }; /* rows of a batch */
 

@@ -3,7 +3,6 @@
 #include "comm/comm.h"
 #include "data/data.h"
 #include "data/loader.h"
-#include "kernels/faults.h"
 #include "kernels/memory.h"
 #include "tests/data/owned.h"
 #include "tests/owned.h"

@@ -1,6 +1,5 @@
 /* tests/fsdp/events_test.c: the events of a step that a program hears (kn_fsdp_on_event), on meta
  * among simulated ranks (chain.h). */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/chain.h"
 #include "tests/fsdp/two.h"
 

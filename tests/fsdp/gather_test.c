@@ -1,6 +1,5 @@
 /* tests/fsdp/gather_test.c: gathers that a program asks for, in lists or by hand, and the most that
  * are ahead of their use; on meta among simulated ranks (chain.h). */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/chain.h"
 
 enum { DIM = 16 };

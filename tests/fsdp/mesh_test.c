@@ -1,7 +1,6 @@
 /* tests/fsdp/mesh_test.c: meshes of ranks: valid and invalid sizes, their groups, and
  * communicators, which several models use in turn. Rank functions return a status and never
  * assert. */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/two.h"
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)

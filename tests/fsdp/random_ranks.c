@@ -1,6 +1,4 @@
 /* tests/fsdp/random_ranks.c: a rank trains its part of a random program. */
-#include "autograd/autograd_internal.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 #include "tests/fsdp/random.h"
 

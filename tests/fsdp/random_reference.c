@@ -10,7 +10,6 @@
  * skipped. Two copies of the modules: one computes, in param_dtype; the other has the masters, on
  * which optimizers step. */
 #include "autograd/autograd_internal.h"
-#include "nn/nn_internal.h"
 #include "tests/fsdp/random.h"
 #include "tests/owned.h"
 

@@ -3,7 +3,6 @@
 #include "kernels/choices.h"
 #include "tests/kn_test.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

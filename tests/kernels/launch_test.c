@@ -1,7 +1,6 @@
 /* tests/kernels/launch_test.c: launching kernels through the providers. */
 #include "kernels/checks.h"
 #include "kernels/trace.h"
-#include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
 

@@ -1,5 +1,4 @@
 /* tests/kernels/memory_test.c: the ledger of tensor bytes, the CPU pool, out of memory. */
-#include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"

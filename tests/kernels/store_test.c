@@ -7,7 +7,6 @@
 #include "tests/kn_test.h"
 
 #include <dirent.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 /* tests/kernels/stream_test.c: CPU streams and events. */
 #include "kernels/faults.h"
-#include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/team.h"
@@ -9,7 +8,6 @@
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <unistd.h>
 
 static kn_stream *worker(const char *name)
 {

@@ -1,7 +1,6 @@
 /* tests/kernels/trace_test.c: the trace keeps the last events, those of worker threads too, and is
  * written as JSON that Chrome reads. */
 #include "kernels/trace.h"
-#include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
 

@@ -1,7 +1,6 @@
 /* tests/models/call_options_test.c: options in the calls of all folders: 0 is the default, KN_ZERO
  * a real zero, invalid values are errors. */
 #include "knap.h"
-#include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 
 static kn_tensor *two_rows(void)

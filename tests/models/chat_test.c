@@ -3,7 +3,6 @@
 #include "models/chat_internal.h"
 #include "models/text.h"
 #include "models/tokens/tokens.h"
-#include "tensor/json.h"
 #include "tests/models/owned.h"
 #include "tests/models/temp.h"
 

@@ -2,7 +2,6 @@
  * weights, beside what transformers says of them (scripts/peers hf --write); what is exported is
  * read again bit for bit; files that are refused. */
 #include "kernels/convert.h"
-#include "models/formats/formats.h"
 #include "models/formats/gguf.h"
 #include "models/tokens/tokens.h"
 #include "tests/models/owned.h"

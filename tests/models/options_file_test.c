@@ -1,7 +1,6 @@
 /* tests/models/options_file_test.c: options in a file: what is read, what is refused with its line,
  * and that a text of options that was written reads back as the same. */
 #include "kernels/error.h"
-#include "kernels/memory.h"
 #include "models/options.h"
 #include "tests/models/owned.h"
 #include "tests/models/temp.h"

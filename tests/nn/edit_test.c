@@ -1,7 +1,6 @@
 /* tests/nn/edit_test.c: a tree that changes: modules found without an error, taken out, replaced;
  * parameters frozen by patterns of their names. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "nn/walk.h"
 #include "optim/optim.h"
 #include "tests/owned.h"

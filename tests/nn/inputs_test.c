@@ -1,6 +1,5 @@
 /* tests/nn/inputs_test.c: inputs of a module that aren't given. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 static kn_values maybe_forward(kn_module *self, kn_values in, const void *arg)

@@ -3,7 +3,6 @@
 #include "nn/hooks.h"
 #include "autograd/volumes.h"
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/failing.h"
 #include "tests/owned.h"
 

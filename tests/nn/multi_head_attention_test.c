@@ -1,7 +1,6 @@
 /* tests/nn/multi_head_attention_test.c: attention to x itself against kn_self_attention with the
  * same weights, to a context, masks, gradients through a recomputed call, errors. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 static kn_tensor *noise(uint64_t stream, int64_t B, int64_t T, int64_t C)

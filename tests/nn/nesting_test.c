@@ -1,5 +1,4 @@
 /* tests/nn/nesting_test.c: forwards that call themselves. */
-#include "knap.h"
 #include "tests/owned.h"
 
 static kn_tensor *ones(void)

@@ -3,7 +3,6 @@
 #include "autograd/gradcheck.h"
 #include "autograd/sequences.h"
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 static kn_tensor *noise(uint64_t stream, int64_t a, int64_t b, int64_t c)

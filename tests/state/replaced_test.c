@@ -5,7 +5,6 @@
 #include "tests/state/operations.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>

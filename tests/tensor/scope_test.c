@@ -1,5 +1,4 @@
 /* tests/tensor/scope_test.c: ownership of handles, and when they are freed. */
-#include "kernels/trace.h"
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 
