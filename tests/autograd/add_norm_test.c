@@ -1,6 +1,7 @@
 /* tests/autograd/add_norm_test.c: kn_add_layer_norm and kn_add_rms_norm beside kn_add and the norm:
  * the bits of the forward in each dtype, and the gradients of whichever results and inputs are
  * used. */
+#include "knap.h"
 #include "tests/owned.h"
 
 enum { X, ADD, W, B, INPUTS }; /* leaves */

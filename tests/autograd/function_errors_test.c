@@ -1,6 +1,7 @@
 /* tests/autograd/function_errors_test.c: wrong uses of operations of one's own: each is a sentence
  * that names the function and the user's line, and nothing is left behind. */
 #undef KN_BUILDING
+#include "knap.h"
 #include "tests/owned.h"
 
 static kn_tensor *leaf(kn_dtype dtype, uint64_t stream, int ndim, const int64_t *shape)

@@ -7,6 +7,7 @@
  * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU
  * within a tolerance; KNAP_COMM selects the collectives there. */
 #include "fsdp/unit.h"
+#include "knap.h"
 #include "tests/fsdp/ranks.h"
 #include "tests/fsdp/controls.h"
 #include "tests/fsdp/guarded.h"

@@ -2,6 +2,7 @@
  * peaks after two steps of a small GPT equal kn_fsdp_predict, and the walk of memory_walk.c, to the
  * byte, by category. Rank functions return a status and never assert. */
 #include "tests/fsdp/ranks.h"
+#include "knap.h"
 #include "tests/fsdp/chain.h"
 #include "tests/fsdp/memory_walk.h"
 #include "tests/fsdp/stand_in.h"

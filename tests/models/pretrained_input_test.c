@@ -1,5 +1,6 @@
 /* tests/models/pretrained_input_test.c: files of strangers: timm's config.json in its forms, state
  * dictionaries without one, and what is refused, in sentences that name the key or the tensor. */
+#include "knap.h"
 #include "models/pretrained_internal.h"
 #include "tests/kn_test.h"
 #include "tests/models/temp.h"

@@ -1,4 +1,5 @@
 /* tests/nn/nesting_test.c: forwards that call themselves. */
+#include "knap.h"
 #include "tests/owned.h"
 
 static kn_tensor *ones(void)
