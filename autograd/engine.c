@@ -18,8 +18,6 @@
 #include "autograd/record.h"
 #include "autograd/rows.h"
 #include "kernels/memory_internal.h"
-#include <stdlib.h>
-#include <string.h>
 
 static _Atomic uint64_t marks; /* each pass marks with a number of its own */
 static _Atomic int64_t backwards;

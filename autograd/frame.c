@@ -15,7 +15,6 @@
 #include "autograd/hooks.h"
 #include "kernels/faults.h"
 #include "kernels/trace.h"
-#include <string.h>
 
 #define MOST_STEPS ((int64_t)1 << 62)
 

@@ -8,7 +8,6 @@
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
-#include "autograd/second.h"
 #include "kernels/graph_internal.h"
 #include "kernels/trace.h"
 #include <stdarg.h>

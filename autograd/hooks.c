@@ -6,7 +6,6 @@
 #include "autograd/record.h"
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <string.h>
 
 kn_hook kn_hook_next(void)
 {

@@ -1,7 +1,6 @@
 /* autograd/kv_cache.c: keys and values of the positions so far, for generation. */
 #include "autograd/ops.h"
 #include "kernels/error_internal.h"
-#include <string.h>
 
 struct kn_kv_cache {
     kn_tensor *k, *v; /* [B, G, capacity, D]; references */

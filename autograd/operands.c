@@ -1,6 +1,5 @@
 /* autograd/operands.c: the shapes of an operation's operands in its errors. */
 #include "autograd/operands.h"
-#include "kernels/error_internal.h"
 #include <string.h>
 
 static _Thread_local const kn_operands *listed;

@@ -3,8 +3,6 @@
 #include "autograd/operands.h"
 #include "autograd/ops.h"
 #include "autograd/second.h"
-#include <math.h>
-#include <string.h>
 
 /* ---- batch norm: outputs y, mean, rstd ------------------------------------------------------- */
 

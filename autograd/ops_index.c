@@ -2,7 +2,6 @@
 #include "autograd/ops.h"
 #include "autograd/rows.h"
 #include "autograd/second.h"
-#include <string.h>
 
 /* ---- embedding: y[..., :] = w[index[...], :] ------------------------------------------------- */
 

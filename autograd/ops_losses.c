@@ -4,7 +4,6 @@
 #include "autograd/function.h"
 #include "autograd/losses.h"
 #include <math.h>
-#include <string.h>
 
 /* ---- shared ---------------------------------------------------------------------------------- */
 

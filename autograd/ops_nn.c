@@ -2,7 +2,6 @@
 #include "autograd/ops.h"
 #include "autograd/second.h"
 #include <math.h>
-#include <string.h>
 
 static bool need_float(const kn_op_call *c, int i, int min_ndim)
 {

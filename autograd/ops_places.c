@@ -1,7 +1,6 @@
 /* autograd/ops_places.c: an image read at any places: kn_grid_sample, and the places that an affine
  * map gives. Both are made of other operations. */
 #include "autograd/losses.h"
-#include <math.h>
 
 /* Of the dim of size n: places from coordinates, moved into the image where the padding says so. */
 static kn_tensor *places(kn_tensor *g, int64_t n, const kn_grid_sample_options *o)

@@ -13,7 +13,6 @@
  * (kn_grad_out). */
 #include "autograd/engine.h"
 #include "autograd/ops.h"
-#include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
 

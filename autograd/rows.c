@@ -2,7 +2,6 @@
  * grow with the rows that it used, not with the table. All of it is made of kernels that add in the
  * order of positions, so bits depend neither on threads nor on how rows lie on ranks. */
 #include "autograd/rows.h"
-#include "autograd/hooks.h"
 #include "autograd/ops.h"
 #include "kernels/graph_internal.h"
 #include "kernels/memory_internal.h"

@@ -3,7 +3,6 @@
  * recorded step may do several optimizer steps: the seed of the k-th lies in word k. */
 #include "autograd/autograd_internal.h"
 #include "kernels/graph_internal.h"
-#include "kernels/kernels_internal.h"
 
 enum { WORDS = 64 };
 

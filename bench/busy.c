@@ -16,13 +16,11 @@
 #include "bench/times.h"
 #include "knap.h"
 
-#include "kernels/kernels_internal.h"
 #include "models/sample.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define GOAL 2.5
 #define NODE 1e-6

@@ -25,7 +25,6 @@
 #include "kernels/team.h"
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define GOAL 1.25
@@ -148,7 +147,7 @@ static float *filled(kn_memory *m, int64_t count)
 static void contract(const bench *b)
 {
     enum { CALLS = 100000, TIMES = 5 };
-    static kn_call_log log;
+    static kn_comm_log log;
     kn_comm c = { .family = &c, .log = &log, .name = "gather" };
     kn_comm_call call = { .kind = KN_CALL_ALL_GATHER,
                           .dst_dtype = KN_F32,

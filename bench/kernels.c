@@ -11,7 +11,6 @@
 #include "knap.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { ARRAYS = 64 };

@@ -19,8 +19,6 @@
 #include "fsdp/schedule.h"
 #include "knap.h"
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

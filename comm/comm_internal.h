@@ -71,42 +71,42 @@ static inline int64_t kn_piece_dst_bytes(const kn_comm_piece *p)
  * calls in different communicators that never meet are found as well. */
 
 /* A rank's description of one of its calls. */
-typedef struct kn_call_note {
+typedef struct kn_comm_note {
     uint64_t seq, hash;
     int64_t count;
     int32_t kind, dst_dtype, src_dtype, root, pieces;
     uint32_t content; /* a hash of all pieces' counts and dtypes */
     char label[64];
     char comm[32]; /* the communicator's name */
-} kn_call_note;
+} kn_comm_note;
 
 #define KN_NOTES 32 /* calls of a family that the log keeps */
 
 /* The last calls of one rank in one family: written by the launching thread, read by every process
  * that maps it. */
-typedef struct kn_call_log {
+typedef struct kn_comm_log {
     _Atomic uint64_t launched; /* number of the newest note, 0: none yet */
     _Atomic uint64_t finished; /* the highest number among the calls that are over */
-    kn_call_note note[KN_NOTES];
-} kn_call_log;
+    kn_comm_note note[KN_NOTES];
+} kn_comm_log;
 
 /* Enters call (made on c) into the log of c's family; fills call->seq and call->hash. Here a fault
  * that was asked for comes (kernels/faults.h). False: it isn't made. */
 bool kn_comm_note_call(kn_comm *c, kn_comm_call *call);
 /* The call is over on this rank. */
 void kn_comm_note_end(kn_comm *c, const kn_comm_call *call);
-kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call);
+kn_comm_note kn_comm_note_of(const kn_comm *c, const kn_comm_call *call);
 /* Call number seq; false if it is not there yet or no longer. */
-bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note);
+bool kn_comm_log_read(kn_comm_log *log, uint64_t seq, kn_comm_note *note);
 /* The first calls, as far as both logs reach, in which two ranks differ. */
-bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_call_note *of_b);
+bool kn_comm_log_differ(kn_comm_log *a, kn_comm_log *b, kn_comm_note *of_a, kn_comm_note *of_b);
 /* "all_gather of 10 f32 (fc1) in communicator world"; returns buf. */
-char *kn_call_describe(const kn_call_note *note, char *buf, size_t size);
+char *kn_comm_describe(const kn_comm_note *note, char *buf, size_t size);
 /* The error of two ranks that are out of step; false. */
-bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b);
+bool kn_comm_mismatch(int rank_a, const kn_comm_note *a, int rank_b, const kn_comm_note *b);
 /* The error of a wait that took too long; last: of the missing rank, may be NULL; false. */
-bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,
-                     double seconds, const kn_call_note *last, bool finished);
+bool kn_comm_timed_out(const kn_comm *c, const kn_comm_call *call, int me, int missing,
+                       double seconds, const kn_comm_note *last, bool finished);
 
 /* ---- trips (trip.c) -------------------------------------------------------------------------- */
 
@@ -218,7 +218,7 @@ struct kn_comm {
     int *member;     /* [size] its ranks in the world */
     int id;          /* which communicator of the world this is: the same on all its ranks */
     kn_comm *family; /* the first communicator with these ranks; itself, or the original of a dup */
-    kn_call_log *log; /* of the family's first: this rank's calls; NULL: no rank to compare with */
+    kn_comm_log *log; /* of the family's first: this rank's calls; NULL: no rank to compare with */
     uint64_t seq, hash;    /* of the family's first: calls so far */
     const kn_comm *parent; /* that this one was split off; NULL: the first of its world */
     int group, groups;     /* of those made by one split, by their first ranks: this one; all */

@@ -60,18 +60,18 @@ kn_comm_call kn_comm_call_in_place(kn_comm_kind kind, int root, void *data, int6
 /* Notes are copied word by word. A reader that sees a word of a later note (its store releases)
  * also sees the number that was published before it, and so detects that the writer came round. */
 typedef uint64_t __attribute__((may_alias)) word;
-_Static_assert(sizeof(kn_call_note) % sizeof(word) == 0, "notes are copied by words");
-enum { NOTE_WORDS = sizeof(kn_call_note) / sizeof(word) };
+_Static_assert(sizeof(kn_comm_note) % sizeof(word) == 0, "notes are copied by words");
+enum { NOTE_WORDS = sizeof(kn_comm_note) / sizeof(word) };
 
-static void note_write(kn_call_note *to, const kn_call_note *from)
+static void note_write(kn_comm_note *to, const kn_comm_note *from)
 {
     for (int i = 0; i < NOTE_WORDS; i++)
         __atomic_store_n((word *)to + i, ((const word *)from)[i], __ATOMIC_RELEASE);
 }
 
-kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call)
+kn_comm_note kn_comm_note_of(const kn_comm *c, const kn_comm_call *call)
 {
-    kn_call_note n = { .seq = call->seq,
+    kn_comm_note n = { .seq = call->seq,
                        .hash = call->hash,
                        .count = call->count,
                        .kind = (int32_t)call->kind,
@@ -105,8 +105,8 @@ static bool suffer(const kn_comm *c, kn_comm_call *call, kn_fault_kind fault)
     if (fault == KN_FAULT_SHAPE)
         call->content = kn_hash64(call->content, (uint64_t)++call->count);
     call->flips = fault == KN_FAULT_FLIP;
-    kn_call_note note = kn_call_note_of(c, call);
-    return kn_fault_come(fault, kn_call_describe(&note, what, sizeof what));
+    kn_comm_note note = kn_comm_note_of(c, call);
+    return kn_fault_come(fault, kn_comm_describe(&note, what, sizeof what));
 }
 
 bool kn_comm_note_call(kn_comm *c, kn_comm_call *call)
@@ -125,7 +125,7 @@ bool kn_comm_note_call(kn_comm *c, kn_comm_call *call)
         return false;
     call->seq = ++f->seq;
     call->hash = f->hash = mix_call(kn_hash64(f->hash, call->seq), c, call);
-    kn_call_note note = kn_call_note_of(c, call);
+    kn_comm_note note = kn_comm_note_of(c, call);
     note_write(&f->log->note[call->seq % KN_NOTES], &note);
     atomic_store_explicit(&f->log->launched, call->seq, memory_order_release);
     return !fault || changes || suffer(c, call, fault);
@@ -133,7 +133,7 @@ bool kn_comm_note_call(kn_comm *c, kn_comm_call *call)
 
 void kn_comm_note_end(kn_comm *c, const kn_comm_call *call)
 {
-    kn_call_log *log = c->family->log;
+    kn_comm_log *log = c->family->log;
     if (!log || !call->seq)
         return;
     uint64_t seen = atomic_load_explicit(&log->finished, memory_order_relaxed);
@@ -141,11 +141,11 @@ void kn_comm_note_end(kn_comm *c, const kn_comm_call *call)
         ;
 }
 
-bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note)
+bool kn_comm_log_read(kn_comm_log *log, uint64_t seq, kn_comm_note *note)
 {
     if (seq == 0 || atomic_load_explicit(&log->launched, memory_order_acquire) < seq)
         return false;
-    const kn_call_note *from = &log->note[seq % KN_NOTES];
+    const kn_comm_note *from = &log->note[seq % KN_NOTES];
     for (int i = 0; i < NOTE_WORDS; i++)
         ((word *)note)[i] = __atomic_load_n((const word *)from + i, __ATOMIC_ACQUIRE);
     note->label[sizeof note->label - 1] = note->comm[sizeof note->comm - 1] = 0;
@@ -154,12 +154,12 @@ bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note)
            atomic_load_explicit(&log->launched, memory_order_acquire) - seq < KN_NOTES - 1;
 }
 
-bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_call_note *of_b)
+bool kn_comm_log_differ(kn_comm_log *a, kn_comm_log *b, kn_comm_note *of_a, kn_comm_note *of_b)
 {
     uint64_t na = atomic_load(&a->launched), nb = atomic_load(&b->launched);
     uint64_t last = na < nb ? na : nb, most = na < nb ? nb : na;
     for (uint64_t seq = most > KN_NOTES ? most - KN_NOTES : 1; seq <= last; seq++)
-        if (kn_call_log_read(a, seq, of_a) && kn_call_log_read(b, seq, of_b) &&
+        if (kn_comm_log_read(a, seq, of_a) && kn_comm_log_read(b, seq, of_b) &&
             of_a->hash != of_b->hash)
             return true;
     return false;
@@ -167,7 +167,7 @@ bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_c
 
 /* ---- messages ------------------------------------------------------------------------------- */
 
-char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
+char *kn_comm_describe(const kn_comm_note *n, char *buf, size_t size)
 {
     char what[96] = "", more[32] = "";
     const char *src = kn_dtype_name((kn_dtype)n->src_dtype);
@@ -186,25 +186,25 @@ char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
     return buf;
 }
 
-bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b)
+bool kn_comm_mismatch(int rank_a, const kn_comm_note *a, int rank_b, const kn_comm_note *b)
 {
     char of_a[256], of_b[256];
     if (rank_a > rank_b) /* the same sentence on every rank, whichever saw it first */
-        return kn_call_mismatch(rank_b, b, rank_a, a);
+        return kn_comm_mismatch(rank_b, b, rank_a, a);
     bool lists = a->pieces > 1 && a->pieces == b->pieces && a->content != b->content;
     return kn_fail("collectives don't match: rank %d calls %s, rank %d calls %s%s: every rank must "
                    "make the same calls in the same order",
-                   rank_a, kn_call_describe(a, of_a, sizeof of_a), rank_b,
-                   kn_call_describe(b, of_b, sizeof of_b),
+                   rank_a, kn_comm_describe(a, of_a, sizeof of_a), rank_b,
+                   kn_comm_describe(b, of_b, sizeof of_b),
                    lists ? "; counts or dtypes of their buffers differ" : "");
 }
 
-bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,
-                     double seconds, const kn_call_note *last, bool finished)
+bool kn_comm_timed_out(const kn_comm *c, const kn_comm_call *call, int me, int missing,
+                       double seconds, const kn_comm_note *last, bool finished)
 {
     char mine[256], theirs[256] = "";
-    kn_call_note note = kn_call_note_of(c, call);
-    kn_call_describe(&note, mine, sizeof mine);
+    kn_comm_note note = kn_comm_note_of(c, call);
+    kn_comm_describe(&note, mine, sizeof mine);
     if (!last)
         return kn_fail("rank %d waited %g s for rank %d in %s; rank %d has made no call yet: it is "
                        "stopped, stuck or late (to wait longer: kn_comm_set_timeout, KNAP_TIMEOUT)",
@@ -213,6 +213,6 @@ bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int mis
                    "it has %s: it is stopped, stuck or late (to wait longer: kn_comm_set_timeout, "
                    "KNAP_TIMEOUT)",
                    me, seconds, missing, mine, missing,
-                   kn_call_describe(last, theirs, sizeof theirs),
+                   kn_comm_describe(last, theirs, sizeof theirs),
                    finished ? "finished" : "not finished");
 }

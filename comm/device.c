@@ -16,6 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef KN_HAVE_CUDA
+enum { HAVE_NCCL = true };
+#else
+enum { HAVE_NCCL = false }; /* the compiler leaves out the calls that it guards */
+#endif
+
 /* ---- through the host ------------------------------------------------------------------------ */
 
 /* Bytes of a piece that this rank reads and writes. */
@@ -131,16 +137,10 @@ static bool choose(kn_device d, bool *nccl)
     if (*way && !is_way(way))
         return kn_fail("KNAP_COMM=%s: must be nccl, or local for collectives through the host",
                        way);
-#ifdef KN_HAVE_CUDA
-    *nccl = d == KN_CUDA && strcmp(way, "local") != 0;
-#else
-    (void)d;
-    *nccl = false;
-    if (strcmp(way, "nccl") == 0)
-        return kn_fail("%s: this build has no CUDA; configure with -Dcuda=enabled",
-                       *given ? ".comm = \"nccl\"" : "KNAP_COMM=nccl");
-#endif
-    return true;
+    *nccl = HAVE_NCCL && d == KN_CUDA && strcmp(way, "local") != 0;
+    return HAVE_NCCL || strcmp(way, "nccl") != 0 ||
+           kn_fail("%s: this build has no CUDA; configure with -Dcuda=enabled",
+                   *given ? ".comm = \"nccl\"" : "KNAP_COMM=nccl");
 }
 
 static bool is_simulated(const kn_comm *c)
@@ -155,11 +155,7 @@ bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
         return kn_ok();
     if (!choose(kn_stream_device(s), &nccl))
         return false;
-#ifdef KN_HAVE_CUDA
-    if (nccl)
-        return kn_nccl_launch(c, call, s);
-#endif
-    return run_staged(c, call, s);
+    return HAVE_NCCL && nccl ? kn_nccl_launch(c, call, s) : run_staged(c, call, s);
 }
 
 kn_memory *kn_comm_device_memory(kn_comm *c, kn_device d)
@@ -167,30 +163,18 @@ kn_memory *kn_comm_device_memory(kn_comm *c, kn_device d)
     bool nccl = false;
     if (!is_simulated(c) && !choose(d, &nccl))
         return NULL;
-#ifdef KN_HAVE_CUDA
-    if (nccl)
-        return kn_nccl_memory_of(c);
-#endif
-    return kn_device_memory(d);
+    return HAVE_NCCL && nccl ? kn_nccl_memory_of(c) : kn_device_memory(d);
 }
 
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key)
 {
-#ifdef KN_HAVE_CUDA
-    return !c->nccl || kn_nccl_split(c, made, color, key);
-#else
-    (void)c, (void)made, (void)color, (void)key;
-    return true;
-#endif
+    return !HAVE_NCCL || !c->nccl || kn_nccl_split(c, made, color, key);
 }
 
 void kn_comm_device_world_free(kn_comm_world *w)
 {
-#ifdef KN_HAVE_CUDA
-    kn_nccl_memory_free(w);
-#else
-    (void)w;
-#endif
+    if (HAVE_NCCL)
+        kn_nccl_memory_free(w);
 }
 
 void kn_comm_device_free(kn_comm *c)
@@ -199,17 +183,16 @@ void kn_comm_device_free(kn_comm *c)
         kn_give(c->staging_memory, c->staging, c->staging_bytes, KN_MEM_COMM);
     c->staging = NULL;
     c->staging_bytes = 0;
-#ifdef KN_HAVE_CUDA
-    kn_nccl_free(c);
-#endif
+    if (HAVE_NCCL)
+        kn_nccl_free(c);
 }
 
 const char *kn_comm_nccl_lacks(const kn_comm *c, int i)
 {
-#ifdef KN_HAVE_CUDA
     static _Thread_local char text[200];
-    const char *why[2] = { c && c->nccl ? kn_nccl_unregistered(c->world) : NULL,
-                           c && c->nccl ? kn_nccl_serial() : NULL };
+    if (!HAVE_NCCL || !c || !c->nccl)
+        return NULL;
+    const char *why[2] = { kn_nccl_unregistered(c->world), kn_nccl_serial() };
     i += !why[0];
     if (i < 0 || i > 1 || !why[i])
         return NULL;
@@ -218,20 +201,12 @@ const char *kn_comm_nccl_lacks(const kn_comm *c, int i)
                : "NCCL copies the bytes that it moves, as memory isn't registered with it",
              why[i]);
     return text;
-#else
-    (void)c, (void)i;
-    return NULL;
-#endif
 }
 
 const char *kn_comm_nccl_version(void)
 {
-#ifdef KN_HAVE_CUDA
-    const char *version = kn_nccl_version();
+    const char *version = HAVE_NCCL ? kn_nccl_version() : NULL;
     return version ? version : "none";
-#else
-    return "none";
-#endif
 }
 
 void kn_comm_device_place(int local_rank, int local_size, bool replace)

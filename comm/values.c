@@ -29,6 +29,21 @@ bool kn_hosts_max(kn_comm *c, float *data, int64_t count, const char *label)
            kn_all_reduce_max(c, data, count, kn_compute_stream(KN_CPU), label);
 }
 
+bool kn_hosts_begin_slow(kn_comm *c)
+{
+    if (!kn_agree(c, kn_ok()))
+        return false;
+    kn_comm_suspend_timeout(c);
+    return true;
+}
+
+bool kn_hosts_end_slow(kn_comm *c, bool ok)
+{
+    ok = kn_agree(c, ok);
+    kn_comm_resume_timeout(c);
+    return ok;
+}
+
 static bool add_up(kn_comm *c, double *x, const char *what)
 {
     if (!ranks_of(&c, what))

@@ -11,4 +11,10 @@ bool kn_hosts_broadcast(kn_comm *c, void *data, size_t bytes, int root, const ch
 bool kn_hosts_sum(kn_comm *c, int64_t *data, int64_t count, const char *label);
 bool kn_hosts_max(kn_comm *c, float *data, int64_t count, const char *label);
 
+/* Begins what may take a rank as long as its disk does. Until all ranks come to it, without an
+ * error, the timeout holds; then it is suspended. The end resumes it and says whether all ranks
+ * went well. */
+bool kn_hosts_begin_slow(kn_comm *c);
+bool kn_hosts_end_slow(kn_comm *c, bool ok);
+
 #endif

@@ -2,7 +2,6 @@
  * layers of features from tiny images", 2009). A record is the label (CIFAR-100: coarse label,
  * label) and 3 x 32 x 32 bytes: red, green, blue. */
 #include "data/images_internal.h"
-#include "kernels/error_internal.h"
 #include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 

@@ -5,7 +5,6 @@
 #include "tensor/files.h"
 
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

@@ -7,7 +7,6 @@
  * one run at lower priority, so that they use the time in which the rank waits. Memory and storages
  * belong to the loader's thread. */
 #include "data/loader_internal.h"
-#include "kernels/trace.h"
 
 #include <pthread.h>
 #include <signal.h>

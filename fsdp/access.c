@@ -1,6 +1,5 @@
 /* fsdp/access.c: whole parameters in host memory. */
 #include "fsdp/schedule.h"
-#include <string.h>
 
 static const kn_param *param_at(void *root, int index, const char *what)
 {

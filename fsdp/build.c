@@ -3,7 +3,6 @@
 #include "autograd/rows.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
-#include <string.h>
 
 static kn_param_entry *entry(const kn_claim *c)
 {

@@ -42,7 +42,7 @@ static bool may_begin(const kn_unit *u)
     return same_shapes(u);
 }
 
-bool kn_call_is_inside(const kn_unit *u)
+bool kn_unit_is_inside(const kn_unit *u)
 {
     for (const kn_frame *f = kn_context_get()->frame; f; f = f->parent) {
         const kn_unit *outer = kn_unit_of(kn_frame_module(f));
@@ -71,10 +71,10 @@ static void begin_outermost(kn_unit *u, bool recording)
     s->settled = false;
 }
 
-bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
+bool kn_unit_call_begin(kn_unit *u, const kn_module_impl *m)
 {
     kn_schedule_state *s = u->schedule;
-    bool outermost = u->calls == 0 && !kn_call_is_inside(u) && !group_goes_on(u, m);
+    bool outermost = u->calls == 0 && !kn_unit_is_inside(u) && !group_goes_on(u, m);
     outermost |= !s->outermost;
     if (outermost) {
         kn_forward_close(s);
@@ -93,7 +93,7 @@ bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
     return true;
 }
 
-bool kn_call_end(kn_unit *u)
+bool kn_unit_call_end(kn_unit *u)
 {
     kn_schedule_state *s = u->schedule;
     if (--u->calls > 0)

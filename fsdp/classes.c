@@ -1,7 +1,6 @@
 /* fsdp/classes.c: options that name classes of modules: a name that no module has is a slip; and
  * the modules that recompute by their class or by a policy. */
 #include "fsdp/build.h"
-#include "kernels/error_internal.h"
 #include <string.h>
 
 static bool fail_unknown(const char *name, const char *option, const kn_module_impl *top)

@@ -3,7 +3,6 @@
  * whatever was sent. */
 #include "fsdp/bucket.h"
 #include "kernels/graph_internal.h"
-#include "kernels/philox.h"
 
 /* ---- rounding -------------------------------------------------------------------------------- */
 

@@ -5,7 +5,6 @@
  *   ragged         the same, but parameters move a little so that every cut falls between two rows
  *   per parameter  each parameter is cut on its own, into ceil(rows / shards) rows a rank; a rank's
  *                  shard is its part of p0, then its part of p1, ... */
-#include "kernels/error.h"
 #include "fsdp/kinds.h"
 #include "fsdp/layout.h"
 #include <string.h>

@@ -12,7 +12,6 @@
  * the least so far. */
 #include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
-#include <string.h>
 
 static const char label[] = "matrices of a step";
 

@@ -5,7 +5,6 @@
 #include "fsdp/kinds.h"
 #include "fsdp/mesh.h"
 #include "kernels/kernels.h"
-#include "kernels/memory_internal.h"
 
 const kn_strategy_row kn_strategies[KN_STRATEGY_COUNT] = {
 #define ROW(id, ...) [KN_##id] = { __VA_ARGS__ },

@@ -20,7 +20,6 @@
  * reaches. */
 #include "fsdp/schedule.h"
 #include "kernels/memory_internal.h"
-#include <string.h>
 
 /* So many forwards, of all units of a tree, are remembered that no backward followed. */
 enum { MOST_FORWARDS = 64 };

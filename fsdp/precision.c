@@ -18,7 +18,7 @@ static kn_dtype input_dtype(const kn_unit *u)
     kn_cast_inputs which = u->options.cast_inputs;
     if (!u->cast || which == KN_CAST_NONE)
         return KN_DTYPE_DEFAULT;
-    if (which == KN_CAST_ROOT && kn_call_is_inside(u))
+    if (which == KN_CAST_ROOT && kn_unit_is_inside(u))
         return KN_DTYPE_DEFAULT;
     if (u->options.param_dtype && !u->set.full)
         return u->options.param_dtype;

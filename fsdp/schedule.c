@@ -26,7 +26,7 @@ static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
     kn_unit *u = unit;
     bool replay = kn_in_backward(); /* a call that recomputes: its unit's turn has come */
     if (!kn_schedule_of(u) || !kn_unit_may_train(u) ||
-        !(replay ? kn_turns_come_to(u) : kn_call_begin(u, m)))
+        !(replay ? kn_turns_come_to(u) : kn_unit_call_begin(u, m)))
         return false;
     if (kn_unit_gather(u, KN_WHY("its forward begins")) && !replay)
         kn_prefetch_forward(u);
@@ -41,7 +41,7 @@ static void post_forward(void *unit, kn_values *out)
     if (kn_ok())
         kn_unit_cast_outputs(u, out);
     if (kn_in_backward() ||
-        !kn_call_end(u)) /* backward needs the parameters now, or another call does */
+        !kn_unit_call_end(u)) /* backward needs the parameters now, or another call does */
         return;
     kn_unit_reshard_after_forward(u, KN_WHY("its forward ended"));
     if (u == u->schedule->outermost)

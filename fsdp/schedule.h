@@ -97,11 +97,11 @@ void kn_lanes_sync(kn_lanes *l); /* the host waits for all of its streams */
 
 /* calls.c: m of u is called. False where the call may not begin: what was before is over then
  * (kn_forward_close, kn_schedule_recover), and nothing else has changed. */
-bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
+bool kn_unit_call_begin(kn_unit *u, const kn_module_impl *m);
 /* The call is over. False while others of the unit run, or are to come, and where it failed. */
-bool kn_call_end(kn_unit *u);
+bool kn_unit_call_end(kn_unit *u);
 /* Whether the running call, or one of u from it, lies in a call of another unit of u's tree. */
-bool kn_call_is_inside(const kn_unit *u);
+bool kn_unit_is_inside(const kn_unit *u);
 /* The outermost call is over: units that a group or a prefetch left gathered are released. */
 void kn_forward_end(kn_schedule_state *s);
 /* Something else begins though not all modules of the outermost unit's group were called: their

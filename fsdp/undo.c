@@ -2,7 +2,6 @@
  * modules are noted before the first unit is made, and turned back where the last one isn't. So the
  * bytes that parameters had stay until the call is over. */
 #include "fsdp/build.h"
-#include "fsdp/schedule.h"
 #include "kernels/memory_internal.h"
 #include <string.h>
 

@@ -2,7 +2,6 @@
  * back (whole.h). They are put together chunk by chunk, where the layout allows it by one
  * collective. */
 #include "fsdp/whole.h"
-#include "kernels/store.h"
 #include <string.h>
 
 /* An offloaded shard was read or written and isn't needed for a while. */

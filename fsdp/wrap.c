@@ -1,10 +1,8 @@
 /* fsdp/wrap.c: kn_fsdp_wrap: checks of its options, and which modules become units. */
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
-#include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>
-#include <stdlib.h>
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 

@@ -4,9 +4,6 @@
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- devices ----------------------------------------------------------------------------- */
 

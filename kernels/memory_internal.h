@@ -19,4 +19,10 @@ void kn_give_of(kn_memory *m, void *p, size_t bytes, kn_mem_category category, c
 int kn_size_class(size_t bytes);
 size_t kn_class_size(int c);
 
+/* The least multiple of to that is at least n. */
+static inline size_t kn_round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
 #endif

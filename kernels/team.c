@@ -8,7 +8,6 @@
 #include "kernels/team.h"
 #include "kernels/kernels_internal.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>

@@ -9,7 +9,6 @@
 #include "kernels/team.h"
 #include "kernels/trace.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static _Thread_local kn_context own;

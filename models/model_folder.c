@@ -8,7 +8,6 @@
 #include "tensor/json.h"
 #include "tensor/whole_file.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -169,10 +168,5 @@ bool kn_model_save(const char *dir, void *module, const kn_model_config *c, kn_m
         kn_fail("%s: .ema was made for another module", o.caller);
     else if (kn_rank(o.comm) == 0 && kn_model_may_save(dir) && o.file)
         kn_file_may_save(o.file, dir);
-    if (!kn_agree(o.comm, kn_ok()))
-        return false;
-    kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
-    bool ok = kn_agree(o.comm, save(dir, module, c, &o));
-    kn_comm_resume_timeout(o.comm);
-    return ok;
+    return kn_hosts_begin_slow(o.comm) && kn_hosts_end_slow(o.comm, save(dir, module, c, &o));
 }

@@ -269,9 +269,8 @@ bool kn_pretrained_load_(kn_pretrained *p, void *module, kn_pretrained_load_opti
     if (!kn_given(p, "kn_pretrained_load", "the model") ||
         !kn_given(module, "kn_pretrained_load", "the module"))
         return false;
-    if (!kn_agree(p->comm, kn_ok()))
+    if (!kn_hosts_begin_slow(p->comm))
         return false;
-    kn_comm_suspend_timeout(p->comm); /* a rank may read from a slower disk than the others */
     bool ok = kn_model_load(&p->config, module, p->file, p->path, o.new_head, p->comm);
     kn_comm_resume_timeout(p->comm);
     return ok;

@@ -4,9 +4,7 @@
 #include "kernels/error_internal.h"
 
 #include "data/data.h"
-#include "kernels/memory_internal.h"
 #include <math.h>
-#include <string.h>
 
 typedef struct candidate {
     double weight; /* exp((logit - max) / temperature) */

@@ -4,7 +4,6 @@
 #include "kernels/graph_internal.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include <math.h>
 
 typedef struct batch_norm_state {
     kn_batch_norm_init_options o;

@@ -2,7 +2,6 @@
 #include "autograd/ops.h"
 #include "kernels/memory_internal.h"
 #include "nn/cache.h"
-#include "nn/nn_internal.h"
 #include "nn/walk.h"
 
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "kernels/trace.h"
 #include "nn/edit.h"
 #include "nn/hooks_internal.h"
-#include <string.h>
 
 static void trace(const kn_module_impl *m, const char *what)
 {

@@ -5,7 +5,6 @@
  * gradients of the results are there when the call's first node is reached; the one of the inputs
  * is the call's last. It is a node apart (autograd_internal.h), so that looking changes no bit. */
 #include "nn/hooks.h"
-#include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
 #include "nn/hooks_internal.h"

@@ -4,7 +4,6 @@
 #include "kernels/kernels_internal.h"
 #include "nn/edit.h"
 #include "nn/means.h"
-#include <math.h>
 #include <string.h>
 
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p)

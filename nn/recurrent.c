@@ -1,6 +1,5 @@
 /* nn/recurrent.c: recurrent layers: levels of one or two directions, each an operation
  * (autograd/ops_recurrent.c). Steps come first inside, as its products want them. */
-#include "autograd/ops.h"
 #include "autograd/sequences.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"

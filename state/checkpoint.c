@@ -7,12 +7,9 @@
 #include "kernels/faults.h"
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
-#include "tensor/json.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -218,9 +215,8 @@ kn_save_state kn_checkpoint_poll(kn_run_folder *f)
 
 bool kn_checkpoint_wait(kn_run_folder *f)
 {
-    if (!kn_given(f, "kn_checkpoint_wait", "the folder") || !kn_agree(f->comm, kn_ok()))
+    if (!kn_given(f, "kn_checkpoint_wait", "the folder") || !kn_hosts_begin_slow(f->comm))
         return false;
-    kn_comm_suspend_timeout(f->comm);
     kn_saving *s = f->saving;
     if (s && !s->finished) {
         kn_saving_join(s);
@@ -281,14 +277,12 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
                 "with the communicator that kn_fsdp_wrap got",
                 kn_comm_size(holders), kn_comm_size(o.comm));
     kn_fault_pass(KN_AT_SAVE);
-    if (!kn_agree(o.comm, kn_ok())) /* the timeout still holds for reaching the save */
+    if (!kn_hosts_begin_slow(o.comm))
         return false;
-    kn_comm_suspend_timeout(o.comm);
     kn_run_folder *f = o.folder ? o.folder : kn_run_folder_claim(dir, .comm = o.comm);
-    bool ok = kn_agree(o.comm, f && save(f, module, holders, &o));
+    bool ok = kn_hosts_end_slow(o.comm, f && save(f, module, holders, &o));
     if (!o.folder)
         kn_run_folder_release(f);
-    kn_comm_resume_timeout(o.comm);
     kn_context_get()->fault.disk_full = false;
     return ok;
 }

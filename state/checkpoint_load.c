@@ -4,7 +4,6 @@
 #include "state/checkpoint_internal.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { MODEL, REST, OPTIMS }; /* sources: the model, what belongs to no named optimizer, those */
 
@@ -170,10 +169,5 @@ bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_loa
         .report = o.report,
         .keep_options = o.keep_options,
     };
-    if (!kn_agree(c->comm, kn_ok()))
-        return false;
-    kn_comm_suspend_timeout(c->comm); /* a rank may read from a slower disk than the others */
-    bool ok = kn_agree(c->comm, load(c, module, &o, &names));
-    kn_comm_resume_timeout(c->comm);
-    return ok;
+    return kn_hosts_begin_slow(c->comm) && kn_hosts_end_slow(c->comm, load(c, module, &o, &names));
 }

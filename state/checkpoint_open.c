@@ -13,13 +13,11 @@
 #include "tensor/files.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #define ATTEMPTS 200 /* while a run removes what was chosen */
 
@@ -239,16 +237,12 @@ static kn_checkpoint *open_dir(const char *dir, kn_comm *comm, bool checks, cons
     if (!kn_given_path(dir, what, "the folder"))
         return NULL;
     comm = comm ? comm : kn_world();
-    if (!kn_agree(comm, kn_ok()))
-        return NULL;
     search s = { .dir = dir, .checks = checks };
     kn_checkpoint *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->comm = comm;
-    kn_comm_suspend_timeout(comm); /* a slow disk is no late rank */
-    bool ok = kn_agree(comm, open_all(c, &s));
-    kn_comm_resume_timeout(comm);
+    bool ok = kn_hosts_begin_slow(comm) && kn_hosts_end_slow(comm, open_all(c, &s));
     c->passed = s.refused;
     if (ok)
         return c;

@@ -8,10 +8,8 @@
 #include "tensor/files.h"
 #include "tensor/json.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 bool kn_checkpoint_file_name(const char *name)
 {

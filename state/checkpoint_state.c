@@ -7,7 +7,6 @@
 #include "tensor/json.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* ---- arguments ------------------------------------------------------------------------------- */

@@ -3,7 +3,6 @@
 #include "state/entries.h"
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
-#include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "optim/optim_internal.h"
 

@@ -1,5 +1,4 @@
 /* state/fits.c: whether a load may go on with what doesn't fit, and the caller's report of it. */
-#include "kernels/error_internal.h"
 #include "state/load_internal.h"
 
 #include <stdio.h>

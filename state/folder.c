@@ -2,7 +2,6 @@
 #include "kernels/error_internal.h"
 #include "state/folder_internal.h"
 #include "tensor/files.h"
-#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -111,13 +110,9 @@ kn_run_folder *kn_run_folder_claim_(const char *dir, kn_run_folder_options o)
     f->lock = -1;
     f->comm = o.comm ? o.comm : kn_world();
     f->dir = kn_host_strdup(dir);
-    if (kn_agree(f->comm, f->dir != NULL)) { /* the timeout still holds for reaching the claim */
-        kn_comm_suspend_timeout(f->comm);
-        bool ok = kn_agree(f->comm, kn_rank(f->comm) > 0 || claim(f, o.overwrite));
-        kn_comm_resume_timeout(f->comm);
-        if (ok)
-            return f;
-    }
+    if (kn_hosts_begin_slow(f->comm) &&
+        kn_hosts_end_slow(f->comm, kn_rank(f->comm) > 0 || claim(f, o.overwrite)))
+        return f;
     kn_run_folder_release(f);
     return NULL;
 }

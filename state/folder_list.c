@@ -4,14 +4,12 @@
 #include "state/attempt.h"
 #include "state/folder_internal.h"
 #include "tensor/files.h"
-#include "tensor/json.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MOST_BELOW 256 /* characters of a file's path below the folder of its run */
 

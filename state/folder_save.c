@@ -1,5 +1,4 @@
 /* state/folder_save.c: what a save does in the run's folder, and what it leaves there. */
-#include "data/data.h"
 #include "kernels/error_internal.h"
 #include "state/attempt.h"
 #include "state/saving.h"
@@ -312,9 +311,8 @@ int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
     kn_listing l = { 0 };
     if (!kn_given(f, "kn_run_folder_best", "the folder") ||
         !kn_given(score, "kn_run_folder_best", "the place for the score") ||
-        !kn_agree(f->comm, kn_ok()))
+        !kn_hosts_begin_slow(f->comm))
         return -1;
-    kn_comm_suspend_timeout(f->comm);
     if (f->saving && f->saving->finished)
         kn_saving_join(f->saving); /* until then nothing was replaced */
     if (kn_rank(f->comm) == 0 && kn_folder_list(&l, f->dir) && kn_listing_is_sure(&l)) {

@@ -17,7 +17,6 @@
 #include "tensor/json.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 

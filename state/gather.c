@@ -5,7 +5,6 @@
  * an error on all of them before anything is sent. Then the parts come, a tensor at a time. */
 #include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "state/dict_internal.h"
 
 #include <string.h>

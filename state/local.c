@@ -1,8 +1,5 @@
 /* state/local.c: units as they lie in memory: the flat part of each bucket, with its padding
  * (FSDP1's local state dict). Also hashes of how tensors are cut. */
-#include "kernels/error_internal.h"
-#include "kernels/kernels.h"
-#include "kernels/memory_internal.h"
 #include "state/dict_internal.h"
 #include "tensor/checksum.h"
 #include "tensor/tensor_internal.h"

@@ -1,5 +1,4 @@
 /* state/match.c: which item of a source goes to which tensor, and what doesn't fit. */
-#include "kernels/error_internal.h"
 #include "state/load_internal.h"
 #include "tensor/tensor_internal.h"
 

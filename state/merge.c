@@ -9,7 +9,6 @@
 #include "state/merge.h"
 #include "state/pieces_internal.h"
 #include "tensor/json.h"
-#include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 #include "tensor/whole_file.h"
 #include <errno.h>

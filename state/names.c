@@ -1,6 +1,5 @@
 /* state/names.c: the names under which a load looks for the tensors of a state, and lists of
  * names. */
-#include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "state/load_internal.h"
 

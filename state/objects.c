@@ -3,7 +3,6 @@
 #include "kernels/error_internal.h"
 #include "state/dict_internal.h"
 
-#include <math.h>
 #include <stddef.h>
 
 /* ---- numbers by name ------------------------------------------------------------------------- */

@@ -4,8 +4,6 @@
 #include "state/dict_internal.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 static bool has_param(const kn_optim *o, const kn_param *p, int i, const kn_entries *all)
 {

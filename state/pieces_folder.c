@@ -7,11 +7,9 @@
 #include "tensor/json.h"
 #include "tensor/safetensors_format.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define ENDING       "safetensors"
 #define INDEX_ENDING "." ENDING ".index.json"

@@ -2,7 +2,6 @@
  * rows in another order, or in blocks of small numbers. Only the elements that are wanted are read,
  * but for the rest of a block. */
 #include "kernels/convert.h"
-#include "kernels/error_internal.h"
 #include "state/pieces_internal.h"
 #include "tensor/files.h"
 #include "tensor/safetensors_format.h"

@@ -6,8 +6,6 @@
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>

@@ -4,10 +4,7 @@
  *   o o o o o       beginning of a row. With more dims an end or a beginning is itself a
  *   o o o o o       run of the dims that follow, and cut the same way. */
 #include "kernels/error.h"
-#include "kernels/memory.h"
 #include "state/rectangles.h"
-#include <stdio.h>
-#include <string.h>
 
 /* ---- an interval as rectangles --------------------------------------------------------------- */
 

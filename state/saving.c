@@ -7,7 +7,6 @@
 #include "tensor/whole_file.h"
 #include "tensor/json.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "tensor/whole_file.h"
 
 #include <stdio.h>
-#include <string.h>
 
 /* A name in dir that nothing has, RUN/step-N.damaged if that is one. */
 static bool free_path(kn_path *path, const char *dir, int64_t step)
@@ -58,15 +57,15 @@ static bool set_links(kn_run_folder *f)
 bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c)
 {
     if (!kn_given(f, "kn_run_folder_set_aside", "the folder") ||
-        !kn_given(c, "kn_run_folder_set_aside", "the checkpoint") || !kn_agree(f->comm, kn_ok()))
+        !kn_given(c, "kn_run_folder_set_aside", "the checkpoint"))
         return false;
     if (f->saving) /* on all ranks alike */
         return kn_fail("kn_run_folder_set_aside: a save runs in the background; call this before "
                        "the first one, or after kn_checkpoint_wait");
-    kn_comm_suspend_timeout(f->comm);
+    if (!kn_hosts_begin_slow(f->comm))
+        return false;
     const bool some = kn_rank(f->comm) == 0 && c->passed.count > 0 &&
                       kn_are_same(kn_path_above(c->dir).text, f->dir); /* of this run */
-    bool ok = kn_agree(f->comm, some ? set_all_aside(f->dir, &c->passed) && set_links(f) : kn_ok());
-    kn_comm_resume_timeout(f->comm);
-    return ok;
+    return kn_hosts_end_slow(f->comm,
+                             some ? set_all_aside(f->dir, &c->passed) && set_links(f) : kn_ok());
 }

@@ -1,10 +1,7 @@
 /* state/take.c: takes the state of a module or an optimizer. What may fail for want of memory does
  * so first; then the ranks gather one tensor after the other. */
-#include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
 #include "state/dict_internal.h"
-
-#include <string.h>
 
 typedef struct taking {
     kn_entries all;

@@ -1,7 +1,6 @@
 /* tensor/make.c: tensors with content: filled, counted, copied from the host, random. */
 #include "tensor/tensor_internal.h"
 #include <math.h>
-#include <string.h>
 
 /* The ledger category of new tensors: the context's, else activations. */
 static kn_mem_category category(void)

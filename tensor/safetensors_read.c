@@ -9,7 +9,6 @@
 #include "tensor/files.h"
 #include "tensor/json.h"
 #include "tensor/names.h"
-#include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <string.h>

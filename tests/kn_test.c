@@ -82,11 +82,31 @@ void kn_test_skip(const char *fmt, ...)
     end(SKIPPED);
 }
 
+static void (*at_end[8])(void);
+static int ends;
+
+void kn_test_at_end(void (*fn)(void))
+{
+    bool known = false;
+    for (int i = 0; i < ends; i++)
+        known |= at_end[i] == fn;
+    KN_CHECK(known || ends < (int)(sizeof at_end / sizeof *at_end));
+    if (!known)
+        at_end[ends++] = fn;
+}
+
+static void run(kn_test_case *t)
+{
+    t->run();
+    while (ends > 0)
+        at_end[--ends]();
+}
+
 static int run_here(kn_test_case *t)
 {
     int status = setjmp(leave);
     if (status == 0)
-        t->run();
+        run(t);
     return status;
 }
 
@@ -103,7 +123,7 @@ static int run_forked(kn_test_case *t)
         forked = true;
         setpgid(0, 0);
         alarm(CASE_SECONDS);
-        t->run();
+        run(t);
         fflush(NULL);
         exit(PASSED); /* exit, not _exit: leak checkers report in exit */
     }

@@ -10,6 +10,7 @@
 #define KNAP_TESTS_KN_TEST_H
 
 #include "kernels/error.h"
+#include "kernels/memory.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,7 +32,8 @@
             cr_assert_fail();                                                                      \
         }                                                                                          \
     } while (0)
-#define KN_SKIP(...) cr_skip_test("" __VA_ARGS__)
+#define KN_SKIP(...)       cr_skip_test("" __VA_ARGS__)
+#define kn_test_at_end(fn) atexit(fn)
 #else
 typedef struct kn_test_case {
     const char *suite, *name;
@@ -42,6 +44,7 @@ void kn_test_register(kn_test_case *t);
 _Noreturn void kn_test_fail(const char *file, int line, const char *cond, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 _Noreturn void kn_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void kn_test_at_end(void (*fn)(void)); /* it is called once the case has passed */
 #define KN_TEST(suite_, name_)                                                                     \
     static void suite_##_##name_(void);                                                            \
     __attribute__((constructor)) static void suite_##_##name_##_register(void)                     \
@@ -77,6 +80,25 @@ static inline double kn_test_clock(clockid_t clock)
     clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+/* Before the declaration of a pointer to malloc's bytes, or to kn_host_alloc's: they go at the end
+ * of its block. */
+static inline void owned_bytes(void *at)
+{
+    void *p;
+    memcpy(&p, at, sizeof p);
+    free(p);
+}
+
+static inline void owned_host(void *at)
+{
+    void *p;
+    memcpy(&p, at, sizeof p);
+    kn_host_free(p);
+}
+
+#define OWNED_BYTES __attribute__((cleanup(owned_bytes), unused))
+#define OWNED_HOST  __attribute__((cleanup(owned_host), unused))
 
 /* No error stands. */
 #define KN_CHECK_OK() KN_CHECK(kn_ok())

@@ -23,6 +23,11 @@ static inline void owned_ema(kn_ema **e)
     kn_ema_free(*e);
 }
 
+static inline void owned_simulated(kn_comm **c)
+{
+    kn_comm_simulated_free(*c);
+}
+
 static inline void owned_scope(kn_scope *s)
 {
     kn_scope_end(*s);
@@ -34,10 +39,11 @@ static inline void owned_mode(bool *mode)
 }
 
 /* Before a declaration: OWNED_MODULE net m; OWNED_OPTIM kn_optim *o = kn_sgd(&m); */
-#define OWNED_MODULE __attribute__((cleanup(kn_module_free), unused))
-#define OWNED_OPTIM  __attribute__((cleanup(owned_optim), unused))
-#define OWNED_SCALER __attribute__((cleanup(owned_scaler), unused))
-#define OWNED_EMA    __attribute__((cleanup(owned_ema), unused))
+#define OWNED_MODULE    __attribute__((cleanup(kn_module_free), unused))
+#define OWNED_OPTIM     __attribute__((cleanup(owned_optim), unused))
+#define OWNED_SCALER    __attribute__((cleanup(owned_scaler), unused))
+#define OWNED_EMA       __attribute__((cleanup(owned_ema), unused))
+#define OWNED_SIMULATED __attribute__((cleanup(owned_simulated), unused))
 
 /* From here to the end of the block: a scope of tensors; grad mode is off. */
 #define IN_SCOPE                                                                                   \

@@ -2,7 +2,6 @@
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
 #include "kernels/environment.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -71,13 +71,13 @@ static void signal_all(const watch *w, int sig)
 /* How it ended, and in or after which collective. */
 static char *describe_death(kn_local_head *head, int r, int status, char *buf, size_t size)
 {
-    kn_call_note last;
+    kn_comm_note last;
     bool finished;
     char call[256];
     size_t n = strlen(kn_local_describe_exit(status, buf, size));
     if (kn_local_last_call(head, r, &last, &finished))
         snprintf(buf + n, size - n, " %s %s", finished ? "after" : "in",
-                 kn_call_describe(&last, call, sizeof call));
+                 kn_comm_describe(&last, call, sizeof call));
     return buf;
 }
 

@@ -79,13 +79,13 @@ static bool compare(kn_local_comm *c)
             continue;
         kn_local_head *h = c->local->head;
         int family = c->base.family->id, a = c->base.member[0], b = c->base.member[r];
-        kn_call_note of_a, of_b; /* they may have differed before this call */
-        if (!kn_call_log_differ(&kn_local_slot_at(h, family, a)->log,
+        kn_comm_note of_a, of_b; /* they may have differed before this call */
+        if (!kn_comm_log_differ(&kn_local_slot_at(h, family, a)->log,
                                 &kn_local_slot_at(h, family, b)->log, &of_a, &of_b)) {
             of_a = first->note;
             of_b = other->note;
         }
-        return kn_call_mismatch(a, &of_a, b, &of_b);
+        return kn_comm_mismatch(a, &of_a, b, &of_b);
     }
     return true;
 }
@@ -94,7 +94,7 @@ static bool compare(kn_local_comm *c)
 static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
 {
     kn_local_call *mine = &slot_of(c, c->base.rank)->call[c->number & 1];
-    mine->note = kn_call_note_of(&c->base, call);
+    mine->note = kn_comm_note_of(&c->base, call);
     mine->bounce = -1;
     bool reads = call->kind == KN_CALL_ALL_REDUCE; /* the others read my dst */
     bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank, stages = false;

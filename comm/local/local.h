@@ -25,7 +25,7 @@
 
 /* A rank's description of its call. Offsets of its pieces into the mapping; -1: private memory. */
 typedef struct kn_local_call {
-    kn_call_note note;
+    kn_comm_note note;
     int64_t bounce; /* -1: none of its pieces is staged */
     int64_t src[KN_COMM_PIECES], dst[KN_COMM_PIECES];
 } kn_local_call;
@@ -35,7 +35,7 @@ typedef struct kn_local_slot {
     _Atomic uint32_t sleepers;
     _Alignas(64) kn_local_call call[2];
     _Alignas(64) unsigned char payload[2][KN_LOCAL_SMALL];
-    _Alignas(64) kn_call_log log; /* of the first communicator of a family */
+    _Alignas(64) kn_comm_log log; /* of the first communicator of a family */
 } kn_local_slot;
 
 /* How the cores this process may use (its affinity mask) are shared among ranks: threads 0
@@ -117,7 +117,7 @@ bool kn_local_healthy(kn_comm *c);
 bool kn_local_in_step(kn_comm *c, const kn_comm_call *call);
 void kn_local_late(kn_comm *c, const kn_comm_call *call, double limit);
 /* The last launch of rank r of the world; false without one. finished: it is over (may be NULL). */
-bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *finished);
+bool kn_local_last_call(kn_local_head *head, int r, kn_comm_note *note, bool *finished);
 
 /* shared_pool.c: a kn_memory over bytes at base. Keeps pages; thread-safe. */
 bool kn_shared_pool_open(kn_memory *m, void *base, size_t bytes);

@@ -173,14 +173,14 @@ void kn_local_publish(kn_local_slot *mine, uint32_t phase)
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 /* The last launch of rank r, in any family. */
-bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *finished)
+bool kn_local_last_call(kn_local_head *head, int r, kn_comm_note *note, bool *finished)
 {
     int channel = atomic_load_explicit(&head->last[r], memory_order_relaxed);
-    kn_call_log *log = &kn_local_slot_at(head, channel, r)->log;
+    kn_comm_log *log = &kn_local_slot_at(head, channel, r)->log;
     uint64_t seq = atomic_load(&log->launched);
     if (finished)
         *finished = atomic_load(&log->finished) >= seq;
-    return seq > 0 && kn_call_log_read(log, seq, note);
+    return seq > 0 && kn_comm_log_read(log, seq, note);
 }
 
 /* Is peer in step with this rank? It isn't if its call of the same number is another one, or if it
@@ -191,25 +191,25 @@ static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
     kn_local_head *h = c->local->head;
     int them = c->base.member[peer], me = c->local->rank;
     const kn_comm *family = c->base.family;
-    kn_call_log *theirs = &kn_local_slot_at(h, family->id, them)->log;
-    kn_call_note mine = kn_call_note_of(&c->base, call), other, first;
+    kn_comm_log *theirs = &kn_local_slot_at(h, family->id, them)->log;
+    kn_comm_note mine = kn_comm_note_of(&c->base, call), other, first;
     if (!call->seq)
         return true;
-    if (kn_call_log_read(theirs, call->seq, &other) && other.hash != call->hash) {
-        kn_call_log *own = &kn_local_slot_at(h, family->id, me)->log;
-        if (kn_call_log_differ(own, theirs, &first, &other)) /* perhaps before */
+    if (kn_comm_log_read(theirs, call->seq, &other) && other.hash != call->hash) {
+        kn_comm_log *own = &kn_local_slot_at(h, family->id, me)->log;
+        if (kn_comm_log_differ(own, theirs, &first, &other)) /* perhaps before */
             mine = first;
-        return kn_call_mismatch(me, &mine, them, &other);
+        return kn_comm_mismatch(me, &mine, them, &other);
     }
     for (kn_comm *f = __atomic_load_n(&c->base.world->first, __ATOMIC_ACQUIRE); f; f = f->next) {
         if (f->family != f || f == family || !kn_comm_holds(f, them))
             continue;
-        kn_call_log *log = &kn_local_slot_at(h, f->id, them)->log;
+        kn_comm_log *log = &kn_local_slot_at(h, f->id, them)->log;
         uint64_t done = atomic_load(&f->log->launched);
         /* in this order: earlier launches are seen first */
         if (atomic_load(&log->launched) > done && atomic_load(&theirs->launched) < call->seq &&
-            kn_call_log_read(log, done + 1, &other))
-            return kn_call_mismatch(me, &mine, them, &other);
+            kn_comm_log_read(log, done + 1, &other))
+            return kn_comm_mismatch(me, &mine, them, &other);
     }
     return true;
 }
@@ -224,12 +224,12 @@ static bool is_alive(const kn_local *l, int rank)
 /* An error: the others wait in call for a rank that is no more. */
 static bool is_gone(const kn_local_comm *c, int owner, const kn_comm_call *call)
 {
-    const kn_call_note note = kn_call_note_of(&c->base, call);
-    kn_call_note last;
+    const kn_comm_note note = kn_comm_note_of(&c->base, call);
+    kn_comm_note last;
     char mine[256], theirs[256] = "none";
     if (kn_local_last_call(c->local->head, owner, &last, NULL))
-        kn_call_describe(&last, theirs, sizeof theirs);
-    kn_call_describe(&note, mine, sizeof mine);
+        kn_comm_describe(&last, theirs, sizeof theirs);
+    kn_comm_describe(&note, mine, sizeof mine);
     if (!atomic_load(&c->local->head->left[owner]))
         return kn_fail(
             "rank %d died without an error message; its last call was %s, and rank %d waited "
@@ -265,12 +265,12 @@ static bool waits_itself(kn_local_comm *c, int peer, double now)
 
 static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, double limit)
 {
-    kn_call_note last;
+    kn_comm_note last;
     bool finished = false;
     int owner = c->base.member[peer];
     bool any = kn_local_last_call(c->local->head, owner, &last, &finished);
-    return kn_call_timeout(&c->base, call, c->local->rank, owner, limit, any ? &last : NULL,
-                           finished);
+    return kn_comm_timed_out(&c->base, call, c->local->rank, owner, limit, any ? &last : NULL,
+                             finished);
 }
 
 /* There is no supervisor, and a rank is gone: false with an error. */
@@ -278,13 +278,13 @@ static bool all_alive(kn_local_comm *c)
 {
     for (int i = 0; i < c->base.size && c->local->lock >= 0; i++) {
         int owner = c->base.member[i];
-        kn_call_note last;
+        kn_comm_note last;
         char theirs[256] = "none";
         if (owner == c->local->rank || atomic_load(&c->local->head->left[owner]) ||
             is_alive(c->local, owner))
             continue;
         if (kn_local_last_call(c->local->head, owner, &last, NULL))
-            kn_call_describe(&last, theirs, sizeof theirs);
+            kn_comm_describe(&last, theirs, sizeof theirs);
         return kn_fail("rank %d died without an error message; its last call was %s", owner,
                        theirs);
     }
@@ -300,7 +300,7 @@ bool kn_local_healthy(kn_comm *base)
 static bool ended_before(kn_local_comm *c, int owner, const kn_comm_call *call)
 {
     kn_local_head *h = c->local->head;
-    const kn_call_log *log = &kn_local_slot_at(h, c->base.family->id, owner)->log;
+    const kn_comm_log *log = &kn_local_slot_at(h, c->base.family->id, owner)->log;
     if (!atomic_load(&h->left[owner]) || atomic_load(&log->finished) >= call->seq)
         return false;
     if (c->left_since == 0)

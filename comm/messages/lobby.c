@@ -1,7 +1,6 @@
 /* comm/messages/lobby.c: rank 0 waits until all ranks have come: it refuses wrong ones, and those
  * that came and left again are waited for once more. Ranks of one host meet so
  * (launch/rendezvous.c), and those of several (tcp_meet.c). */
-#include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <stdio.h>
 #include <string.h>

@@ -69,14 +69,14 @@ static void heard(kn_message_comm *c, int r)
 static bool same(kn_message_comm *c, int a, int b)
 {
     return c->said[a].hash == c->said[b].hash ||
-           kn_call_mismatch(c->base.member[a], &c->said[a], c->base.member[b], &c->said[b]);
+           kn_comm_mismatch(c->base.member[a], &c->said[a], c->base.member[b], &c->said[b]);
 }
 
 /* Every rank sends its call to all; nothing else moves before all calls are found equal. */
 static bool open_all(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
-    kn_call_note mine = kn_call_note_of(&c->base, call);
+    kn_comm_note mine = kn_comm_note_of(&c->base, call);
     kn_message_part part = { { (char *)&mine, 0, sizeof mine },
                              { (char *)c->said, sizeof *c->said, sizeof *c->said } };
     c->said[me] = mine;
@@ -95,7 +95,7 @@ static bool open_all(kn_message_comm *c, const kn_comm_call *call)
 static bool open_steps(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
-    kn_call_note mine = kn_call_note_of(&c->base, call);
+    kn_comm_note mine = kn_comm_note_of(&c->base, call);
     c->said[me] = mine;
     for (int step = 1; step < n; step *= 2) {
         int from = (me + n - step) % n;

@@ -26,7 +26,7 @@ typedef struct kn_message_word {
     int32_t what, family, families, unused;
     int64_t launched;  /* here: the number of the last call in the family */
     char text[1024];   /* poison */
-    kn_call_note note; /* where: the call, */
+    kn_comm_note note; /* where: the call, */
     struct {
         int64_t id, launched;
     } at[KN_WORD_FAMILIES]; /* and the number of the last call in each family */
@@ -89,7 +89,7 @@ typedef struct kn_transport {
 /* What is known of a rank. */
 typedef struct kn_message_peer {
     _Atomic int left;
-    kn_call_note last; /* its last known call */
+    kn_comm_note last; /* its last known call */
     int64_t here;      /* its answer to where, in family here_of; -1: none yet */
     double answered;   /* time of its last answer to where */
 } kn_message_peer;
@@ -111,7 +111,7 @@ struct kn_message_world {
 struct kn_message_comm {
     kn_comm base;
     kn_message_world *w;
-    kn_call_note *said;  /* [size] */
+    kn_comm_note *said;  /* [size] */
     const void **source; /* [size] scratch */
     char *room;          /* the others' messages, of room_bytes; taken when needed */
     size_t room_bytes;

@@ -5,7 +5,6 @@
 #include "kernels/trace.h"
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 
 /* An error takes less than this to reach the other ranks. */
 #define ROUND_S 0.1
@@ -102,17 +101,17 @@ static kn_comm *family_of(kn_message_world *w, int64_t id)
 static bool in_step(kn_message_world *w, int r, const kn_message_word *word)
 {
     int me = w->first->rank;
-    kn_call_note mine;
+    kn_comm_note mine;
     kn_comm *f = family_of(w, word->family);
     if (!f || !word->note.seq)
         return true;
-    if (kn_call_log_read(f->log, word->note.seq, &mine))
-        return mine.hash == word->note.hash || kn_call_mismatch(r, &word->note, me, &mine);
+    if (kn_comm_log_read(f->log, word->note.seq, &mine))
+        return mine.hash == word->note.hash || kn_comm_mismatch(r, &word->note, me, &mine);
     for (int i = 0; i < word->families && i < KN_WORD_FAMILIES; i++) {
         kn_comm *other = word->at[i].id == word->family ? NULL : family_of(w, word->at[i].id);
         if (other && kn_comm_holds(other, r) &&
-            kn_call_log_read(other->log, (uint64_t)word->at[i].launched + 1, &mine))
-            return kn_call_mismatch(r, &word->note, me, &mine);
+            kn_comm_log_read(other->log, (uint64_t)word->at[i].launched + 1, &mine))
+            return kn_comm_mismatch(r, &word->note, me, &mine);
     }
     return true;
 }
@@ -163,7 +162,7 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
 static void ask_where(kn_message_comm *c, const kn_comm_call *call, int peer)
 {
     kn_message_word word = { .what = KN_WORD_WHERE,
-                             .note = kn_call_note_of(&c->base, call),
+                             .note = kn_comm_note_of(&c->base, call),
                              .family = c->base.family->id };
     int n = 0;
     for (kn_comm *f = __atomic_load_n(&c->base.world->first, __ATOMIC_ACQUIRE);
@@ -193,21 +192,21 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
         c->left_since = kn_now();
     if (kn_now() - c->left_since < LEFT_S) /* its last messages may come after this word */
         return true;
-    kn_call_note note = kn_call_note_of(&c->base, call);
+    kn_comm_note note = kn_comm_note_of(&c->base, call);
     return kn_fail(
         "rank %d waits in %s, but rank %d has ended: every rank must make the same calls",
-        c->w->first->rank, kn_call_describe(&note, mine, sizeof mine), owner);
+        c->w->first->rank, kn_comm_describe(&note, mine, sizeof mine), owner);
 }
 
 static bool late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit)
 {
-    kn_call_note last;
+    kn_comm_note last;
     int owner = c->base.member[peer];
     pthread_mutex_lock(&c->w->lock);
     last = c->w->peer[owner].last;
     pthread_mutex_unlock(&c->w->lock);
-    return kn_call_timeout(&c->base, call, c->w->first->rank, owner, limit,
-                           last.kind == KN_CALL_NONE ? NULL : &last, true);
+    return kn_comm_timed_out(&c->base, call, c->w->first->rank, owner, limit,
+                             last.kind == KN_CALL_NONE ? NULL : &last, true);
 }
 
 static void ask_open(kn_message_comm *c, const kn_comm_call *call)

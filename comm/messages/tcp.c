@@ -5,8 +5,6 @@
 #include <linux/sockios.h>
 #include <poll.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>

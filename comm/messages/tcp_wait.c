@@ -76,12 +76,12 @@ static bool next_word(kn_tcp_world *w, int r, kn_message_word *word)
 static bool died(kn_tcp_world *w, int r)
 {
     char last[256] = "none";
-    kn_call_note note;
+    kn_comm_note note;
     pthread_mutex_lock(&w->base.lock);
     note = w->base.peer[r].last;
     pthread_mutex_unlock(&w->base.lock);
     if (note.kind != KN_CALL_NONE)
-        kn_call_describe(&note, last, sizeof last);
+        kn_comm_describe(&note, last, sizeof last);
     return kn_fail("rank %d died without an error message; its last call known to rank %d was %s",
                    r, w->base.first->rank, last);
 }
@@ -182,12 +182,12 @@ static bool unexplained(kn_tcp_comm *c, const kn_comm_call *call, int peer)
 static bool wrong(kn_tcp_comm *c, const kn_comm_call *call, int peer, const kn_tcp_head *came)
 {
     kn_tcp_world *w = (kn_tcp_world *)c->base.w;
-    kn_call_note mine = kn_call_note_of(&c->base.base, call), theirs;
+    kn_comm_note mine = kn_comm_note_of(&c->base.base, call), theirs;
     int owner = c->base.base.member[peer], fd = w->link[owner].data;
     if (came->magic == MAGIC && came->tag == KN_TAG_HEADER && came->bytes == sizeof theirs &&
         kn_tcp_receive(fd, &theirs, sizeof theirs, kn_now() + EXPLAIN_S)) {
         theirs.label[sizeof theirs.label - 1] = theirs.comm[sizeof theirs.comm - 1] = 0;
-        return kn_call_mismatch(w->base.first->rank, &mine, owner, &theirs);
+        return kn_comm_mismatch(w->base.first->rank, &mine, owner, &theirs);
     }
     return unexplained(c, call, peer) &&
            kn_fail("tcp: rank %d sent %s in place of a message of %s: the connection is broken",

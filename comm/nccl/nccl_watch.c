@@ -88,7 +88,7 @@ static bool looks_well(kn_nccl_comm *n)
     if (c->ops->late)
         c->ops->late(c, &p->call, limit);
     if (kn_ok())
-        kn_call_timeout(c, &p->call, c->rank, (c->rank + 1) % c->size, limit, NULL, false);
+        kn_comm_timed_out(c, &p->call, c->rank, (c->rank + 1) % c->size, limit, NULL, false);
     return false;
 }
 

@@ -13,7 +13,6 @@
 #include "kernels/memory_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -66,11 +65,6 @@ static void read_environment(void)
     plain = plain || !pooled;
 }
 
-static size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 /* ---- size classes ------------------------------------------------------------------------ */
 
 size_t kn_class_size(int c)
@@ -98,7 +92,7 @@ static void *map_aligned(size_t bytes, size_t align)
     char *p = mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
-    char *start = (char *)round_up((uintptr_t)p, align);
+    char *start = (char *)kn_round_up((uintptr_t)p, align);
     if (start > p)
         munmap(p, (size_t)(start - p));
     if (start + bytes < p + span)
@@ -108,7 +102,7 @@ static void *map_aligned(size_t bytes, size_t align)
 
 static size_t mapped_size(int c)
 {
-    return round_up(kn_class_size(c), PAGE);
+    return kn_round_up(kn_class_size(c), PAGE);
 }
 
 static void *map_large(int c)
@@ -208,7 +202,7 @@ static void *take(kn_memory *self, size_t bytes)
     if (bytes > (plain ? LARGEST_PLAIN : LARGEST))
         return NULL;
     if (plain)
-        return aligned_alloc(KN_ALIGN, round_up(bytes, KN_ALIGN));
+        return aligned_alloc(KN_ALIGN, kn_round_up(bytes, KN_ALIGN));
     int c = kn_size_class(bytes);
     pthread_mutex_lock(&pool.lock);
     void *p = pool_take(c);

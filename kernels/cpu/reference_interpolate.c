@@ -2,8 +2,6 @@
 #include "kernels/cpu/reference.h"
 #include "kernels/grid.h"
 
-#include <math.h>
-
 /* Between two neighbours of a row that begins at. */
 static double along(const kn_array *x, int64_t at, kn_grid_place w)
 {

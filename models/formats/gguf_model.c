@@ -4,7 +4,6 @@
 #include "models/formats/formats.h"
 #include "models/formats/gguf.h"
 #include "models/llama.h"
-#include "models/tokens/tokens.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
 

@@ -1,6 +1,5 @@
 /* models/formats/gguf_write.c: a header of GGUF (version 3), value by value, and the lists of a
  * tokenizer in it. */
-#include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/formats/gguf.h"
 #include "tensor/json.h"

@@ -3,7 +3,6 @@
 #include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
-#include "models/options_internal.h"
 #include "models/tokens/tokens.h"
 
 #include <math.h>

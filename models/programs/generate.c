@@ -1,6 +1,5 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
 #include "comm/values.h"
-#include "kernels/error_internal.h"
 #include "models/imported_internal.h"
 #include "models/programs/chat.h"
 #include "models/programs/prompts.h"

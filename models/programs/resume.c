@@ -3,7 +3,6 @@
  *   {"options": {...}, "rows": of a step, "before": samples before step 0, "data": "...",
  *    "least": the best score of an evaluation, "worse": evaluations since} */
 #include "fsdp/alike.h"
-#include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "state/checkpoint_internal.h"
 #include "tensor/json.h"

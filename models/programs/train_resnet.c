@@ -4,7 +4,6 @@
 #include "data/data.h"
 #include "kernels/context.h"
 #include "kernels/error_internal.h"
-#include "models/image.h"
 #include "models/programs/image_settings.h"
 #include "models/programs/pictures.h"
 #include "nn/summary.h"

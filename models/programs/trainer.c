@@ -6,6 +6,7 @@
 #include "nn/summary.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 bool training_has_steps(const training *t, const char *option)
@@ -42,16 +43,21 @@ static bool know_ranks(training *t)
            kn_options_set(t->options, "ranks", text);
 }
 
-/* Reads the command line, and opens the checkpoint to resume from, which gives options, too. */
+/* Makes *o of the command line and the file of --config. */
+static bool read_command(training *t, kn_options **o, int argc, char **argv)
+{
+    *o = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
+    return *o && kn_options_parse(*o, argc, argv) &&
+           (kn_options_help_wanted(*o) || !t->s->config || kn_options_load(*o, t->s->config));
+}
+
+/* Reads these, and opens the checkpoint to resume from, which gives options, too. */
 static bool read_options(training *t, int argc, char **argv)
 {
-    t->options = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
-    kn_options *o = t->options;
-    if (!o || !kn_options_parse(o, argc, argv))
+    if (!read_command(t, &t->options, argc, argv) || !kn_options_agree(t->options, t->world))
         return false;
-    const bool help = kn_options_help_wanted(o), fit = !help && t->s->fit;
-    if ((!help && t->s->config && !kn_options_load(o, t->s->config)) ||
-        !kn_options_agree(o, t->world) || (!help && !fit && !know_ranks(t)))
+    const bool help = kn_options_help_wanted(t->options), fit = !help && t->s->fit;
+    if (!help && !fit && !know_ranks(t))
         return false;
     return help || fit || (training_open(t) && training_place(t));
 }
@@ -180,30 +186,26 @@ static bool train(training *t)
 }
 
 /* kn_init makes the ranks before the options are read, so --ranks, --threads and --fault of
- * --config join the command line first. NULL: there are none; else the caller frees it. An error
- * waits for the ranks, which read the same again. */
-static char **with_launch(training *t, int *argc, char ***argv, char more[3][300])
+ * --config join the command line first. NULL: there are none; else the caller frees it, before *o,
+ * whose texts it has. An error waits for the ranks, which read the same again. */
+static char **with_launch(training *t, kn_options **o, int *argc, char ***argv)
 {
-    static const char *const names[] = { "ranks", "threads", "fault" };
-    kn_options *o = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
+    static char *const names[] = { "--ranks", "--threads", "--fault" };
     char **all = NULL;
-    int n = 0;
-    if (o && kn_options_parse(o, *argc, *argv) && t->s->config && kn_options_load(o, t->s->config))
-        all = kn_host_alloc(((size_t)*argc + 4) * sizeof *all);
-    for (int i = 0; all && i <= *argc; i++) {
-        all[n++] = (*argv)[i]; /* and the NULL behind them */
-        for (int k = 0; i == 0 && k < 3; k++)
-            if (kn_options_given(o, names[k])) {
-                snprintf(more[k], sizeof more[k], "--%s=%.280s", names[k],
-                         kn_options_value(o, names[k]));
-                all[n++] = more[k];
-            }
-    }
+    if (read_command(t, o, *argc, *argv))
+        all = kn_host_alloc(((size_t)*argc + 7) * sizeof *all);
     if (all) {
-        *argc = n - 1;
+        int n = 0;
+        all[n++] = **argv;
+        for (int k = 0; k < 3; k++)
+            if (kn_options_given(*o, names[k] + 2)) {
+                all[n++] = names[k];
+                all[n++] = (char *)kn_options_value(*o, names[k] + 2);
+            }
+        memcpy(all + n, *argv + 1, (size_t)*argc * sizeof *all); /* and the NULL behind them */
+        *argc += n - 1;
         *argv = all;
     }
-    kn_options_free(o);
     kn_clear_error();
     return all;
 }
@@ -218,13 +220,14 @@ static bool has_option(int argc, char **argv, const char *name)
 
 int training_main(training *t, int argc, char **argv)
 {
-    char more[3][300], **all = NULL;
+    char **all = NULL;
+    kn_options *of_launch = NULL;
     t->program = argv[0];
     save_listen();
     const bool fit = has_option(argc, argv, "--fit");
     int launched = fit ? 1 : argc; /* --fit starts no ranks */
-    if (!fit && has_option(argc, argv, "--config"))
-        all = with_launch(t, &launched, &argv, more);
+    if (!fit && !getenv("KNAP_RANK") && has_option(argc, argv, "--config")) /* no started rank */
+        all = with_launch(t, &of_launch, &launched, &argv);
     t->world = kn_init(&launched, &argv);
     if (kn_ok() && read_options(t, fit ? argc : launched, argv)) {
         if (kn_options_help_wanted(t->options))
@@ -242,5 +245,6 @@ int training_main(training *t, int argc, char **argv)
     t->of->free(t);
     kn_options_free(t->options);
     kn_host_free(all);
+    kn_options_free(of_launch);
     return kn_finish();
 }

@@ -45,41 +45,12 @@ typedef struct finding {
     bool checks; /* auto, latest: nobody chose the checkpoint, so all of its bytes are compared */
 } finding;
 
-/* auto and latest stand for --out. */
-static bool find(finding *f, const char *out, const char *resume, bool overwrite)
+/* May the run, which goes on with that of the folder run ("": anew), save into out? */
+static bool may_save(const finding *f, const char *run, bool overwrite)
 {
-    const bool automatic = resume && strcmp(resume, "auto") == 0,
-               of_out = automatic || (resume && strcmp(resume, "latest") == 0);
-    if (of_out && !out)
-        return kn_fail("--resume %s is for --out DIR, from where it goes on; give that as well",
-                       resume);
-    if (of_out && overwrite)
-        return kn_fail("--resume %s goes on from a checkpoint, --overwrite replaces it; leave one "
-                       "of them out",
-                       resume);
-    if (automatic && !kn_run_folder_has_checkpoint(out))
-        resume = NULL; /* without an error: there is none */
-    else if (of_out)
-        resume = out;
-    f->checks = of_out;
-    if (resume && !out && !run_of(resume, f->out))
-        return false;
-    if ((out && snprintf(f->out, FOLDER, "%s", out) >= FOLDER) ||
-        snprintf(f->resume, FOLDER, "%s", resume ? resume : "") >= FOLDER)
-        return kn_fail("--out, --resume: the path is too long");
-    f->there = f->out[0] && kn_run_folder_has_checkpoint(f->out);
-    return kn_ok();
-}
-
-/* May the run save into out? */
-static bool may_save(const finding *f, bool overwrite)
-{
-    char run[FOLDER];
     if (!f->there || !kn_folder_outside(f->out))
         return kn_ok();
-    if (f->resume[0] && !run_of(f->resume, run))
-        return false;
-    const bool same = f->resume[0] && kn_are_same(f->out, run);
+    const bool same = *run && kn_are_same(f->out, run);
     if (same && overwrite)
         return kn_fail(
             "--resume %s goes on in %s, --overwrite replaces what is there; leave one of "
@@ -92,37 +63,57 @@ static bool may_save(const finding *f, bool overwrite)
                                f->out, f->out));
 }
 
-static bool claim_folder(training *t, bool overwrite)
+/* auto and latest stand for --out. */
+static bool find(finding *f, const settings *s)
 {
-    if (t->folder)
-        return true;
-    float replaces = first_rank(t) && overwrite; /* rank 0's counts */
-    return (t->folder =
-                kn_run_folder_claim(t->out, .comm = t->world, .overwrite = replaces != 0)) != NULL;
+    const char *out = s->out, *resume = s->resume;
+    char run[FOLDER] = "";
+    const bool automatic = resume && strcmp(resume, "auto") == 0;
+    f->checks = automatic || (resume && strcmp(resume, "latest") == 0);
+    if (f->checks && !out)
+        return kn_fail("--resume %s is for --out DIR, from where it goes on; give that as well",
+                       resume);
+    if (f->checks && s->overwrite)
+        return kn_fail("--resume %s goes on from a checkpoint, --overwrite replaces it; leave one "
+                       "of them out",
+                       resume);
+    if (f->checks) /* without an error where there is none */
+        resume = automatic && !kn_run_folder_has_checkpoint(out) ? NULL : out;
+    if (resume && !run_of(resume, run))
+        return false;
+    if (snprintf(f->out, FOLDER, "%s", out ? out : run) >= FOLDER ||
+        snprintf(f->resume, FOLDER, "%s", resume ? resume : "") >= FOLDER)
+        return kn_fail("--out, --resume: the path is too long");
+    f->there = kn_run_folder_has_checkpoint(f->out);
+    return kn_ok() && (s->eval_only || may_save(f, run, s->overwrite));
+}
+
+static bool claim_folder(training *t)
+{
+    return t->folder || (t->folder = kn_run_folder_claim(t->out, .comm = t->world,
+                                                         .overwrite = t->s->overwrite));
 }
 
 bool training_open(training *t)
 {
-    const char *out = t->s->out, *resume = t->s->resume;
-    const bool overwrite = t->s->overwrite;
+    const settings *s = t->s;
     finding f = { 0 };
-    if (!out && !resume)
+    if (!s->out && !s->resume)
         return true;
-    if (first_rank(t) &&
-        (!find(&f, out, resume, overwrite) || (!t->s->eval_only && !may_save(&f, overwrite))))
+    if (first_rank(t) && !find(&f, s))
         return false;
     if (!kn_hosts_broadcast(t->world, &f, sizeof f, 0, "--out"))
         return false;
     memcpy(t->out, f.out, sizeof t->out);
     memcpy(t->resume, f.resume, sizeof t->resume);
-    if (f.there && !t->s->eval_only && !claim_folder(t, overwrite))
+    if (f.there && !s->eval_only && !claim_folder(t))
         return false;
     if (!f.resume[0])
         return true;
     t->from = f.checks ? kn_checkpoint_open_checked(f.resume, t->world)
                        : kn_checkpoint_open(f.resume, t->world);
     return t->from && kn_checkpoint_options(t->from, t->options) &&
-           (out || kn_options_set(t->options, "out", f.out));
+           (s->out || kn_options_set(t->options, "out", f.out));
 }
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
@@ -132,7 +123,7 @@ bool training_open(training *t)
 static bool claim_empty(training *t)
 {
     return t->folder ||
-           (claim_folder(t, t->s->overwrite) &&
+           (claim_folder(t) &&
             (!first_rank(t) || t->s->overwrite || !kn_run_folder_has_checkpoint(t->out) ||
              kn_fail("another run saved a checkpoint in %s meanwhile: go on from it "
                      "with --resume %s, or choose another folder",

@@ -2,7 +2,6 @@
  * which the two neighbours with the earliest merge become one, of equals the left ones, until no
  * two have a merge. Short words look through all pairs for the earliest; long ones keep them in a
  * heap. */
-#include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/checksum.h"

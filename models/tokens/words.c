@@ -4,7 +4,6 @@
  * the text goes on from there, so that several threads can begin anywhere: at the first place where
  * two of them agree that a word begins, they agree on all that follows. */
 #include "models/tokens/tokens.h"
-#include "kernels/error_internal.h"
 
 #include <string.h>
 

@@ -4,8 +4,6 @@
 #include "knap.h"
 #include "tests/owned.h"
 
-#include <math.h>
-
 enum { X, ADD, W, B, INPUTS }; /* leaves */
 
 typedef enum layout { DENSE, TRANSPOSED, STRETCHED, LAYOUTS } layout;
@@ -96,7 +94,7 @@ static double distance(kn_tensor *a, kn_tensor *truth)
 static void compare(const setting *s)
 {
     static const char *const names[INPUTS] = { "x", "what is added", "weight", "bias" };
-    const kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const outcome one = run(s, true), two = run(s, false);
     check_bits(s, "the norm", one.y, two.y);
     check_bits(s, "the sum", one.sum, two.sum);
@@ -109,7 +107,6 @@ static void compare(const setting *s)
             KN_CHECK(distance(one.grad[i], kn_cast(two.grad[i], KN_F64)) < close, "%s: d%s",
                      shown(s, (char[160]){ 0 }, 160), names[i]);
     }
-    kn_scope_end(scope);
 }
 
 KN_TEST(add_norm, is_kn_add_and_the_norm_in_each_dtype)

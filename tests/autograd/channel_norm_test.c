@@ -1,6 +1,5 @@
 /* tests/autograd/channel_norm_test.c: group norm and instance norm against their definition;
  * dtypes, memory order, empty tensors, meta, errors. (Batch norm: image_test.c.) */
-#include "autograd/ops.h"
 #include "tests/owned.h"
 
 static kn_tensor *noise(uint64_t stream, int ndim, const int64_t *shape)

@@ -140,8 +140,7 @@ KN_TEST(check, functions_and_modules)
     kn_module_init(&m, log_forward);
     kn_module_add(&root, "part", &m);
     REFUSED(kn_call(&m, x), "forward of 'log'");
-    KN_CHECK(!kn_call(&m, x) && strstr(kn_error(), " in part"));
-    kn_clear_error();
+    REFUSED(kn_call(&m, x), " in part");
     kn_recompute(&m, true);
     REFUSED(kn_call(&m, x), "forward of 'log'");
     bool mode = kn_set_grad_mode(false);
@@ -183,9 +182,7 @@ KN_TEST(check, operations_in_hooks)
     kn_set_check(true);
     REFUSED(kn_backward(sum_of(kn_call(&m, kn_add_scalar(x, 1)))),
             "check: forward of 'log' made values that aren't finite: its result f32[2]");
-    KN_CHECK(!kn_backward(sum_of(kn_call(&m, kn_add_scalar(x, 1)))) &&
-             strstr(kn_error(), "post_backward hook 'spoil'"));
-    kn_clear_error();
+    REFUSED(kn_backward(sum_of(kn_call(&m, kn_add_scalar(x, 1)))), "post_backward hook 'spoil'");
     kn_module_unhook(&m, h);
     /* gradients of scaled losses aren't judged, so hooks may compute with them */
     kn_module_hook(&m, (kn_module_hooks){ .pre_backward = look_around,
@@ -212,6 +209,6 @@ KN_TEST(check, rms_norm_has_no_means)
         kn_full(KN_F32, KN_CPU, NAN, KN_SHAPE(4096));
     kn_scope_end(s);
     kn_set_check(true);
-    KN_CHECK(kn_rms_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4096, 1)), NULL, 0), "%s", kn_error());
+    KN_CHECK(kn_rms_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4096, 1)), NULL, 0));
     kn_set_check(false);
 }

@@ -1,6 +1,5 @@
 /* tests/autograd/elementwise_test.c: elementwise operations at their special points, operations on
  * masks, and bad options. Gradients of all kinds by differences: ops_test.c. */
-#include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "tests/owned.h"
 

@@ -67,11 +67,10 @@ void every_leaves(const every_set *s, kn_dtype t, kn_device device, kn_tensor **
         int64_t n = 1;
         for (int d = 0; d < b.ndim; d++)
             n *= b.shape[d];
-        double *v = random_doubles(n, b.low, b.high, (uint64_t)i + 17);
+        OWNED_BYTES double *v = random_doubles(n, b.low, b.high, (uint64_t)i + 17);
         kn_tensor *x = kn_from(KN_F64, device, v, b.ndim, b.shape);
         leaf[i] = kn_require_grad(kn_cast(x, t), true);
         KN_CHECK(leaf[i]);
-        free(v);
     }
 }
 

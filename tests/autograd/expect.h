@@ -31,7 +31,7 @@ static inline void expect(kn_tensor *y, int ndim, const int64_t *shape, expected
     }
     if (kn_device_of(y) == KN_META)
         return;
-    double *got = calloc((size_t)n + 1, sizeof *got);
+    OWNED_BYTES double *got = calloc((size_t)n + 1, sizeof *got);
     kn_tensor *wide = kn_cast(kn_detach(y), KN_F64);
     KN_CHECK(kn_to_host(wide, got, (size_t)n * sizeof *got));
     for (int64_t i = 0; i < n; i++) {
@@ -41,7 +41,6 @@ static inline void expect(kn_tensor *y, int ndim, const int64_t *shape, expected
         for (int d = ndim - 1; d >= 0 && ++at[d] == shape[d]; d--)
             at[d] = 0;
     }
-    free(got);
 }
 
 #endif

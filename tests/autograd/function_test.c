@@ -179,8 +179,8 @@ KN_TEST(function, several_results_and_optional_inputs)
     KN_CHECK(kn_backward(sum_of(y.v[1]))); /* y.v[0] is not used */
     KN_CHECK(at(kn_grad(a), 4) == at(b, 4) && at(kn_grad(b), 4) == at(a, 4) && !saw_wrong_dout);
     REFUSED(kn_function_call(&several, a, b), "several: has 4 results; use kn_function_call_n");
-    KN_CHECK(kn_function_call_n(&several, KN_VALUES(NULL, b), NULL, 0).n == 0);
-    KN_CHECK_ERROR("several: input 1 is NULL although no error stands");
+    REFUSED(kn_function_call_n(&several, KN_VALUES(NULL, b), NULL, 0).n,
+            "several: input 1 is NULL although no error stands");
     KN_CHECK(kn_function_call_n(&several, KN_VALUES(a), NULL, 0).n == 4);
 }
 
@@ -322,13 +322,12 @@ KN_TEST(function, traces_name_it)
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(4));
     kn_trace_start(100);
     KN_CHECK(kn_backward(sum_of(quantized(x, 2))));
-    kn_trace_event *events;
+    OWNED_HOST kn_trace_event *events;
     size_t n = kn_trace_stop(&events), found = 0;
     for (size_t i = 0; i < n; i++)
         found += strcmp(events[i].provider, "function") == 0 && events[i].end >= events[i].begin &&
                  events[i].flops == (strcmp(events[i].what, "quantize_grad") ? 4e9 : 8e9);
     KN_CHECK(found == 2, "%zu", found);
-    kn_host_free(events);
 }
 
 typedef struct doubling {

@@ -1,7 +1,6 @@
 /* tests/autograd/linear_loss_test.c: kn_linear_cross_entropy against cross_entropy of linear:
  * values and gradients, of one chunk of rows and of several; memory; narrow dtypes; frozen inputs;
  * the same bits by any number of threads. */
-#include "autograd/gradcheck.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
 #include "tests/failing.h"
@@ -28,11 +27,10 @@ typedef struct found {
 
 static kn_tensor *targets(int64_t rows)
 {
-    int64_t *t = kn_host_alloc((size_t)rows * sizeof *t);
+    OWNED_HOST int64_t *t = kn_host_alloc((size_t)rows * sizeof *t);
     for (int64_t i = 0; i < rows; i++)
         t[i] = i % 5 == 1 ? IGNORED : i * 7 % V;
     kn_tensor *y = kn_from(KN_I64, KN_CPU, t, KN_SHAPE(rows));
-    kn_host_free(t);
     return y;
 }
 
@@ -193,7 +191,7 @@ KN_TEST(linear_loss, no_undefined_values)
 static int64_t peak(int64_t rows, int64_t classes, bool grad, double *loss)
 {
     IN_SCOPE;
-    int64_t *t = kn_host_alloc((size_t)rows * sizeof *t);
+    OWNED_HOST int64_t *t = kn_host_alloc((size_t)rows * sizeof *t);
     for (int64_t i = 0; i < rows; i++)
         t[i] = i % classes;
     kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(rows, 4)), true);
@@ -208,7 +206,6 @@ static int64_t peak(int64_t rows, int64_t classes, bool grad, double *loss)
     kn_set_grad_mode(true);
     const int64_t most_live = kn_ledger_read().peak[KN_MEM_ACTIVATION] - before;
     KN_CHECK(kn_ledger_read().live[KN_MEM_ACTIVATION] - before < 1024, "kept after backward");
-    kn_host_free(t);
     return most_live;
 }
 

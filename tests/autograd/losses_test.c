@@ -1,6 +1,5 @@
 /* tests/autograd/losses_test.c: losses against formulas in double written here, by every reduction
  * and with weights; extreme values; errors. (Gradients, dtypes, meta: every.h.) */
-#include "autograd/gradcheck.h"
 #include "tests/owned.h"
 #include <math.h>
 

@@ -1,9 +1,6 @@
 /* tests/autograd/nested_test.c: backwards that a hook runs through nodes of the backward around it,
  * wherever that is: each computes its own, and the leaves have the sum. */
-#include "autograd/autograd_internal.h"
 #include "tests/owned.h"
-#include <math.h>
-#include <string.h>
 
 enum { B = 2, T = 5, HEADS = 2, D = 4, IN = 6, OUT = 3 * HEADS * D, PLACES = 9 };
 

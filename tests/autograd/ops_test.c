@@ -152,7 +152,7 @@ static evaluation evaluate(const every_case *c, const every_set *s, kn_tensor *c
     kn_tensor *y = c->call(x);
     KN_CHECK(kn_ok() && y, "%s: %s", c->name, kn_error() ? kn_error() : "no result");
     e.out = doubles_of(y, &e.out_numel);
-    double *w = random_doubles(e.out_numel, -1, 1, 99);
+    OWNED_BYTES double *w = random_doubles(e.out_numel, -1, 1, 99);
     kn_tensor *narrow = kn_cast(kn_from(KN_F64, kn_device_of(y), w, y->ndim, y->shape), KN_BF16);
     narrow = kn_cast(narrow, y->dtype);
     KN_CHECK(kn_backward(y, .grad = narrow), "%s", c->name);
@@ -161,7 +161,6 @@ static evaluation evaluate(const every_case *c, const every_set *s, kn_tensor *c
         KN_CHECK(g && g->dtype == t, "%s: gradient's dtype", c->name);
         e.grad[i] = doubles_of(g, &e.numel[i]);
     }
-    free(w);
     return e;
 }
 

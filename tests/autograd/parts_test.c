@@ -1,10 +1,7 @@
 /* tests/autograd/parts_test.c: gradients of parts of one tensor, which lie where the gradient of
  * the whole has them (autograd/parts.c): nothing is copied, and the values are those of a backward
  * that copies. A hook on a part has its gradient copied. */
-#include "autograd/autograd_internal.h"
 #include "autograd/function.h"
-#include "kernels/faults.h"
-#include "kernels/memory_internal.h"
 #include "kernels/philox.h"
 #include "kernels/trace.h"
 #include "tests/failing.h"
@@ -28,7 +25,7 @@ typedef struct moved {
 static moved backward(kn_tensor *y, bool retain)
 {
     moved m = { 0 };
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     kn_trace_start(4096);
     KN_CHECK(kn_backward(y, .retain_graph = retain));
     const size_t n = kn_trace_stop(&e);
@@ -37,7 +34,6 @@ static moved backward(kn_tensor *y, bool retain)
         m.fills += strcmp(e[i].what, "fill") == 0;
         m.adds += strcmp(e[i].what, "binary") == 0;
     }
-    kn_host_free(e);
     return m;
 }
 

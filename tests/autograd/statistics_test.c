@@ -94,8 +94,8 @@ static int64_t by_formula(formula f, const double *x, const int64_t *shape, int 
     int64_t outs = 1, count = 1;
     for (int d = 0; d < ndim; d++)
         *(dims >> d & 1 ? &count : &outs) *= shape[d];
-    double *v = calloc((size_t)(outs * count) + 1, sizeof *v);
-    int *have = calloc((size_t)outs + 1, sizeof *have);
+    OWNED_BYTES double *v = calloc((size_t)(outs * count) + 1, sizeof *v);
+    OWNED_BYTES int *have = calloc((size_t)outs + 1, sizeof *have);
     for (int64_t i = 0; i < outs * count; i++) {
         int64_t rest = i, to = 0, step = 1;
         for (int d = ndim - 1; d >= 0; d--) {
@@ -107,8 +107,6 @@ static int64_t by_formula(formula f, const double *x, const int64_t *shape, int 
     }
     for (int64_t o = 0; o < outs; o++)
         want[o] = f(v + o * count, (int)count);
-    free(have);
-    free(v);
     return outs;
 }
 
@@ -177,14 +175,13 @@ KN_TEST(statistics, gradients_match_differences)
             int64_t n = 1;
             for (int d = 0; d < b.ndim; d++)
                 n *= b.shape[d];
-            double *v = random_doubles(n, 0.3, 1.5, 40 + s);
+            OWNED_BYTES double *v = random_doubles(n, 0.3, 1.5, 40 + s);
             for (int64_t i = 0; i < n; i += 2)
                 v[i] = -v[i];
             IN_SCOPE;
             kn_tensor *x = kn_require_grad(tensor_of(KN_F64, v, b.ndim, b.shape), true);
             KN_CHECK(kn_gradcheck(run_wanted, KN_VALUES(x), .arg = &(wanted){ op, s }),
                      "%s, shape %zu", all[op].name, s);
-            free(v);
         }
     }
 }

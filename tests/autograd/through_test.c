@@ -54,7 +54,7 @@ static void count_call(kn_tensor *const *grads, int n, void *calls)
 /* Runs a backward: how many products come before the derivative. */
 static int products_before(kn_tensor *loss, bool retain)
 {
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     int products = 0, before = -1;
     kn_trace_start(200);
     KN_CHECK(kn_backward(loss, .retain_graph = retain));
@@ -65,7 +65,6 @@ static int products_before(kn_tensor *loss, bool retain)
             before = products;
     }
     KN_CHECK(before >= 1, "no derivative in %zu events", n);
-    kn_host_free(e);
     return before;
 }
 

@@ -31,6 +31,9 @@ check "and the same options but for the folders" diff <(grep -v "^out\|^log\|^th
     <(grep -v "^out\|^log\|^threads\|^# threads" again/config.toml)
 run "$gpt" --config run/config.toml --out one --log third --ranks 1 --lr 0.002 --stop-after 4
 check "the command line wins" eval 'succeeds && says "1 (self)" && grep -q "^lr = 0.002" one/config.toml && grep -q "^ranks = 1" one/config.toml'
+{ cat run/config.toml; echo 'threads = 1'; } >threads.toml
+run "$gpt" --config threads.toml --out sixth --log sixth_log
+check "the ranks that a file asks for have its threads" eval 'succeeds && says "2 (local)"'
 cp one/config.toml begun
 run "$gpt" --resume one --steps 10
 check "a resumed run goes on" succeeds

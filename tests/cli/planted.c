@@ -1,7 +1,6 @@
 /* tests/cli/planted.c: planted FILE [KEY=NUMBER]...: records two steps of a GPT among simulated ranks on meta, with
  * a fault of its settings as the keys say, for tests/cli/report.sh. */
 #include <knap.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

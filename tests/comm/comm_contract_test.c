@@ -1,6 +1,5 @@
 /* tests/comm/comm_contract_test.c: a rank that breaks the collective contract in any way is found
  * before anything hangs; a rank that doesn't arrive is named in time. */
-#include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 #include "comm/comm_internal.h"
 #include <sys/mman.h>

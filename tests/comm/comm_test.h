@@ -164,11 +164,10 @@ static inline bool convert(void *dst, kn_dtype d, const void *src, kn_dtype t, i
 /* Fills dst (dtype t) with value(rank, first ...). */
 static inline bool fill(void *dst, kn_dtype t, int rank, int64_t first, int64_t n)
 {
-    double *v = malloc((size_t)n * sizeof *v + 1);
+    OWNED_BYTES double *v = malloc((size_t)n * sizeof *v + 1);
     for (int64_t i = 0; i < n; i++)
         v[i] = value(rank, first + i);
     bool ok = convert(dst, t, v, KN_F64, n);
-    free(v);
     return ok;
 }
 
@@ -177,8 +176,9 @@ static inline bool fill(void *dst, kn_dtype t, int rank, int64_t first, int64_t 
 static inline bool linear_sum(void *out, kn_dtype dst, const void *acc, kn_dtype src, int ranks,
                               int64_t first, int64_t n)
 {
-    double *term = malloc((size_t)n * sizeof *term + 1), *sum = malloc((size_t)n * sizeof *sum + 1);
-    char *raw = malloc((size_t)n * 8 + 1);
+    OWNED_BYTES double *term = malloc((size_t)n * sizeof *term + 1),
+                       *sum = malloc((size_t)n * sizeof *sum + 1);
+    OWNED_BYTES char *raw = malloc((size_t)n * 8 + 1);
     bool ok = !acc || convert(sum, KN_F64, acc, dst, n);
     for (int r = 0; r < ranks && ok; r++) {
         ok = fill(raw, src, r, first, n) && convert(term, KN_F64, raw, src, n);
@@ -188,9 +188,6 @@ static inline bool linear_sum(void *out, kn_dtype dst, const void *acc, kn_dtype
                                      : (double)((float)sum[i] + (float)term[i]);
     }
     ok = ok && convert(out, dst, sum, KN_F64, n);
-    free(term);
-    free(sum);
-    free(raw);
     return ok;
 }
 

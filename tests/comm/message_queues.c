@@ -2,7 +2,6 @@
 #include "tests/comm/message_queues.h"
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct comm {
     kn_message_world base;

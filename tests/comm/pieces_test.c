@@ -159,11 +159,11 @@ KN_TEST(pieces, lists_that_differ)
 /* Whichever rank saw it first. */
 KN_TEST(pieces, ranks_out_of_step_tell_the_same)
 {
-    const kn_call_note a = { .kind = KN_CALL_BARRIER, .comm = "world" },
+    const kn_comm_note a = { .kind = KN_CALL_BARRIER, .comm = "world" },
                        b = { .kind = KN_CALL_AGREE, .comm = "world" };
-    kn_call_mismatch(0, &a, 1, &b);
+    kn_comm_mismatch(0, &a, 1, &b);
     KN_CHECK_ERROR("rank 0 calls barrier in communicator world, rank 1 calls");
-    kn_call_mismatch(1, &b, 0, &a);
+    kn_comm_mismatch(1, &b, 0, &a);
     KN_CHECK_ERROR("rank 0 calls barrier in communicator world, rank 1 calls");
 }
 

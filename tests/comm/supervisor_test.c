@@ -233,7 +233,7 @@ KN_TEST(supervisor, watches_ranks_that_have_ended)
     siginfo_t end;
     int status[RANKS], forwarded, before = dup(0);
     kn_local_head *head = kn_local_create(RANKS, (kn_local_cores){ 0 }, NULL, &bytes);
-    KN_CHECK(head != NULL, "%s", kn_error());
+    KN_CHECK(head != NULL);
     close(before); /* the next one again */
     for (int r = 0; r < RANKS; r++) {
         pid[r] = fork();

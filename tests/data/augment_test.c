@@ -1,7 +1,7 @@
 /* tests/data/augment_test.c: what happens to one image: sizes as PIL computes them, cuts, flips,
  * colours, values, rectangles that are erased. */
-#include "data/data.h"
 #include "data/images_internal.h"
+#include "tests/owned.h"
 #include "tests/data/pictures.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ KN_TEST(augment, sizes_as_pil_makes_them)
         { 31, 17, 31, 17, { 0xf26b6d23a0531f69, 0xf26b6d23a0531f69 } },
     };
     static uint8_t got[224 * 224 * 3];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(interleave(resized(picture(3, 13, 9), 4, 3), got) == sizeof smaller);
     KN_CHECK(memcmp(got, smaller, sizeof smaller) == 0);
     KN_CHECK(interleave(resized(picture(3, 3, 2), 4, 5), got) == sizeof larger);
@@ -70,17 +70,15 @@ KN_TEST(augment, sizes_as_pil_makes_them)
             hash = (hash ^ got[j]) * 0x100000001b3u;
         KN_CHECK(hash == cases[i].hash[k % 2], "case %zu%s", i, k % 2 ? ", bicubic" : "");
     }
-    kn_scope_end(scope);
 }
 
 /* One channel is resized as each of three. */
 KN_TEST(augment, sizes_of_grey_images)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *grey = resized(picture(1, 23, 31), 9, 40),
               *colour = resized(picture(3, 23, 31), 9, 40);
     KN_CHECK(memcmp(kn_data(grey), kn_data(colour), 9 * 40) == 0);
-    kn_scope_end(scope);
 }
 
 /* The shorter side, and the longer one rounded down, as torchvision's Resize(S). */
@@ -90,11 +88,10 @@ KN_TEST(augment, shorter_sides)
         { 30, 50, 20, 20, 33 }, { 50, 30, 20, 33, 20 }, { 7, 7, 3, 3, 3 }, { 5, 9, 5, 5, 9 }
     };
     for (size_t i = 0; i < 4; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const int64_t *c = cases[i];
         kn_tensor *t = resized(picture(3, c[0], c[1]), c[2], 0);
         KN_CHECK(kn_size(t, 1) == c[3] && kn_size(t, 2) == c[4], "case %zu", i);
-        kn_scope_end(scope);
     }
 }
 
@@ -104,7 +101,7 @@ KN_TEST(augment, the_middle)
         { 9, 12, 4, 5 }, { 3, 10, 6, 4 }, { 2, 3, 7, 6 }, { 5, 5, 5, 5 }
     };
     for (size_t i = 0; i < 4; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const int64_t h = cases[i][0], w = cases[i][1], ch = cases[i][2], cw = cases[i][3];
         kn_tensor *t = kn_augment_image(picture(3, h, w), .augment = { .center_crop = { ch, cw } },
                                         .dtype = KN_U8);
@@ -120,7 +117,6 @@ KN_TEST(augment, the_middle)
                     bool in = a >= 0 && a < h && b >= 0 && b < w;
                     KN_CHECK(*p == (in ? formula(a, b, c) : 0), "case %zu", i);
                 }
-        kn_scope_end(scope);
     }
 }
 
@@ -131,7 +127,7 @@ KN_TEST(augment, padded_crops_and_flips)
     for (int reflect = 0; reflect < 2; reflect++) {
         int seen[9][9] = { { 0 } }, kinds = 0, flips = 0;
         for (int64_t index = 0; index < 1500; index++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *t =
                 kn_augment_image(picture(1, 8, 8), .dtype = KN_U8, .index = index, .epoch = reflect,
                                  .augment = { .random_crop = { { 8 }, 4, reflect },
@@ -154,7 +150,6 @@ KN_TEST(augment, padded_crops_and_flips)
             KN_CHECK(found >= 0, "sample %d is none of them", (int)index);
             kinds += seen[found % 9][found / 9 % 9]++ == 0;
             flips += found >= 81;
-            kn_scope_end(scope);
         }
         KN_CHECK(kinds == 81, "%d of 81", kinds);
         KN_CHECK(reflect ? flips == 0 : flips > 650 && flips < 850, "%d of 1500 are flipped",
@@ -164,13 +159,12 @@ KN_TEST(augment, padded_crops_and_flips)
 
 KN_TEST(augment, vertical_flips)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *t = kn_augment_image(picture(3, 4, 5), .dtype = KN_U8,
                                     .augment = { .random_vertical_flip = 1 });
     const uint8_t *p = kn_data(t);
     for (int64_t i = 0; i < 60; i++)
         KN_CHECK(p[i] == formula(3 - i / 5 % 4, i % 5, i / 20));
-    kn_scope_end(scope);
 }
 
 /* (v / 255 - mean) / std in f32, and rounded to the other types. */
@@ -180,9 +174,9 @@ KN_TEST(augment, values)
                        std[3] = { 0.247f, 0.2435f, 0.2616f };
     const kn_augment a = { .normalize = { { 0.4914, 0.4822, 0.4465 }, { 0.247, 0.2435, 0.2616 } } };
     float got[3 * 16 * 16], cast[3 * 16 * 16];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *image = picture(3, 16, 16), *f32 = kn_augment_image(image, .augment = a);
-    KN_CHECK(f32 && kn_to_host(f32, got, sizeof got), "%s", kn_error());
+    KN_CHECK(f32 && kn_to_host(f32, got, sizeof got));
     for (int64_t i = 0; i < 768; i++) {
         float v = (float)formula(i / 16 % 16, i % 16, i / 256) / 255.0f;
         KN_CHECK(got[i] == (v - mean[i / 256]) / std[i / 256]);
@@ -194,7 +188,6 @@ KN_TEST(augment, values)
         KN_CHECK(kn_to_host(kn_cast(kn_cast(f32, others[d]), KN_F32), cast, sizeof cast));
         KN_CHECK(memcmp(got, cast, sizeof got) == 0, "%s", kn_dtype_name(others[d]));
     }
-    kn_scope_end(scope);
 }
 
 /* Rectangles lie inside, are as large as their range says, and all kinds of places come. */
@@ -204,10 +197,10 @@ KN_TEST(augment, erased_rectangles)
     int erased = 0;
     float x[AREA];
     for (int64_t index = 0; index < 300; index++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *t = kn_augment_image(picture(1, SIDE, SIDE), .index = index,
                                         .augment = { .random_erasing = { .p = 0.5, .value = -9 } });
-        KN_CHECK(kn_to_host(t, x, sizeof x), "%s", kn_error());
+        KN_CHECK(kn_to_host(t, x, sizeof x));
         int top = SIDE, left = SIDE, end = -1, right = -1, count = 0;
         for (int i = 0; i < AREA; i++)
             if (x[i] == -9) {
@@ -220,7 +213,6 @@ KN_TEST(augment, erased_rectangles)
         KN_CHECK(count == 0 || count == (end - top + 1) * (right - left + 1));
         KN_CHECK(count == 0 || (count > 0.015 * AREA && count < 0.35 * AREA), "%d", count);
         erased += count > 0;
-        kn_scope_end(scope);
     }
     KN_CHECK(erased > 110 && erased < 190, "%d of 300", erased);
 }
@@ -236,7 +228,7 @@ KN_TEST(augment, random_resized_crops)
     }
     for (int64_t index = 0; index < 200; index++)
         for (int axis = 0; axis < 2; axis++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *image = kn_from(KN_U8, KN_CPU, places + axis * 10000, KN_SHAPE(1, 100, 100));
             kn_tensor *t = kn_augment_image(
                 image, .dtype = KN_U8, .index = index,
@@ -247,7 +239,6 @@ KN_TEST(augment, random_resized_crops)
             int64_t side = (p[99] - p[0]) / 2 * 10 / 9; /* about */
             KN_CHECK(side >= 30 && side <= 90, "%d", (int)side);
             whole += side;
-            kn_scope_end(scope);
         }
     KN_CHECK(whole / 400 > 50 && whole / 400 < 65, "mean side %d", (int)(whole / 400));
 }
@@ -266,12 +257,11 @@ KN_TEST(augment, tiny_and_narrow_images)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int k = 0; k < 4; k++)
             for (int64_t channels = 1; channels < 4; channels += 2) {
-                kn_scope scope = kn_scope_begin();
+                IN_SCOPE;
                 kn_tensor *t = kn_augment_image(picture(channels, sizes[k][0], sizes[k][1]),
                                                 .augment = cases[i], .index = k);
                 KN_CHECK(t && kn_size(t, 0) == channels && kn_size(t, 1) == 7 && kn_size(t, 2) == 5,
-                         "case %zu, size %d: %s", i, k, kn_error());
-                kn_scope_end(scope);
+                         "case %zu, size %d", i, k);
             }
 }
 
@@ -307,19 +297,16 @@ KN_TEST(augment, options_that_do_not_fit)
         { { .resize = { 0 } }, KN_I64, ".dtype is i64, should be a float or u8" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(
             !kn_augment_image(picture(3, 8, 8), .augment = cases[i].a, .dtype = cases[i].dtype),
             "case %zu", i);
         KN_CHECK_ERROR(cases[i].says);
-        kn_scope_end(scope);
     }
-    kn_scope scope = kn_scope_begin();
-    KN_CHECK(!kn_augment_image(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 4, 4))));
-    KN_CHECK_ERROR("the image is f32[3,4,4], should be u8 [C,H,W] on the CPU");
-    KN_CHECK(!kn_augment_image(kn_zeros(KN_U8, KN_CPU, KN_SHAPE(2, 4, 4))));
-    KN_CHECK_ERROR("with 1 or 3 channels");
-    KN_CHECK(!kn_augment_image(picture(1, 1, 9), .augment = { .resize = { 20000 } }));
-    KN_CHECK_ERROR("an image becomes 20000 x 180000 pixels; the limit is 67108864 pixels");
-    kn_scope_end(scope);
+    IN_SCOPE;
+    REFUSED(kn_augment_image(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 4, 4))),
+            "the image is f32[3,4,4], should be u8 [C,H,W] on the CPU");
+    REFUSED(kn_augment_image(kn_zeros(KN_U8, KN_CPU, KN_SHAPE(2, 4, 4))), "with 1 or 3 channels");
+    REFUSED(kn_augment_image(picture(1, 1, 9), .augment = { .resize = { 20000 } }),
+            "an image becomes 20000 x 180000 pixels; the limit is 67108864 pixels");
 }

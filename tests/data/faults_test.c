@@ -1,6 +1,7 @@
 /* tests/data/faults_test.c: loaders whose samples fail, are skipped or end, that stop early,
  * or whose options are refused. */
 #include "comm/comm.h"
+#include "tests/data/owned.h"
 #include "tests/data/samples.h"
 #include "tests/failing.h"
 
@@ -20,13 +21,13 @@ KN_TEST(faults, an_error_comes_with_its_batch)
     for (int workers = 0; workers < 3; workers++) {
         kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = 16, NUMBERS, .batch = 4,
                                      .workers = workers);
-        KN_CHECK(take(l, x, NULL) == 4 && take(l, x, NULL) == 4, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && take(l, x, NULL) == 4);
         for (int again = 0; again < 2; again++) {
             KN_CHECK(take(l, x, NULL) < 0 && kn_loader_round(l) == 2);
             KN_CHECK_ERROR("sample 9 is bad");
         }
         n.bad = -1; /* the batch can be tried again */
-        KN_CHECK(take(l, x, NULL) == 4 && x[WIDTH] == 9, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && x[WIDTH] == 9);
         kn_loader_free(l);
         n.bad = 9;
     }
@@ -68,11 +69,11 @@ KN_TEST(faults, the_first_row_counts)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         double x[16];
         late how = { .answer = cases[i].answer, .other = -1 };
-        kn_loader *l = kn_loader_new(comes_late, &how, NULL, .samples = cases[i].samples,
-                                     .field = { { .dtype = KN_F64 } }, .batch = 16, .workers = 2);
+        OWNED_LOADER kn_loader *l =
+            kn_loader_new(comes_late, &how, NULL, .samples = cases[i].samples,
+                          .field = { { .dtype = KN_F64 } }, .batch = 16, .workers = 2);
         KN_CHECK(take(l, x, NULL) < 0);
         KN_CHECK_ERROR(cases[i].error);
-        kn_loader_free(l);
     }
 }
 
@@ -85,7 +86,7 @@ KN_TEST(faults, skipped_samples_are_replaced_and_counted)
             kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = known ? 14 : 0, NUMBERS,
                                          .batch = 7, .workers = workers);
             for (int k = 0; k < 4; k++) {
-                KN_CHECK(take(l, x, NULL) == 7, "%s", kn_error());
+                KN_CHECK(take(l, x, NULL) == 7);
                 for (int r = 0; r < 7; r++)
                     KN_CHECK(x[WIDTH * r] == (k % 2 * 7 + r + (r == 6)) % 14, "row %d", r);
                 if (k == 0)
@@ -95,10 +96,10 @@ KN_TEST(faults, skipped_samples_are_replaced_and_counted)
             kn_loader_free(l);
         }
     numbers none = { 0, -1, 0 };
-    kn_loader *l = kn_loader_new(fill_numbers, &none, NULL, .samples = 1, NUMBERS, .batch = 1);
+    OWNED_LOADER kn_loader *l =
+        kn_loader_new(fill_numbers, &none, NULL, .samples = 1, NUMBERS, .batch = 1);
     KN_CHECK(take(l, x, NULL) < 0);
     KN_CHECK_ERROR("sample 0 and all that follow it are skipped");
-    kn_loader_free(l);
 }
 
 static int answer(kn_data_sample *s, void *arg)
@@ -119,12 +120,11 @@ KN_TEST(faults, answers_of_the_function)
     for (int workers = 0; workers < 2; workers++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
             int a = cases[i].answer;
-            kn_loader *l =
+            OWNED_LOADER kn_loader *l =
                 kn_loader_new(answer, &a, NULL, .samples = 4, .field = { { .dtype = KN_F64 } },
                               .batch = 2, .workers = workers);
             KN_CHECK(take(l, x, NULL) < 0);
             KN_CHECK_ERROR(cases[i].error);
-            kn_loader_free(l);
         }
 }
 
@@ -147,7 +147,7 @@ KN_TEST(faults, rows_begin_as_zeros)
     for (int k = 0; k < 9; k++) {
         kn_scope scope = kn_scope_begin();
         kn_batch b = kn_next(l);
-        KN_CHECK(b.x && !b.y && kn_to_host(b.x, x, sizeof x), "%s", kn_error());
+        KN_CHECK(b.x && !b.y && kn_to_host(b.x, x, sizeof x));
         for (int i = 0; i < 18; i++)
             KN_CHECK(x[i] == ((i / 3 + k / 3) % 3 == i % 3), "epoch %d", k);
         kn_scope_end(scope);
@@ -162,7 +162,8 @@ KN_TEST(faults, ends_that_make_no_sense)
 {
     double x[16 * WIDTH];
     int end = KN_SAMPLE_END;
-    kn_loader *l = kn_loader_new(answer, &end, NULL, .field = { { .dtype = KN_F64 } }, .batch = 2);
+    OWNED_LOADER kn_loader *l =
+        kn_loader_new(answer, &end, NULL, .field = { { .dtype = KN_F64 } }, .batch = 2);
     KN_CHECK(take(l, x, NULL) < 0);
     KN_CHECK_ERROR("kn_loader_new: the data set is empty");
     kn_loader_free(l);
@@ -176,10 +177,9 @@ KN_TEST(faults, ends_that_make_no_sense)
     KN_CHECK(take(l, x, NULL) < 0);
     KN_CHECK_ERROR("there is no sample 20; the loader was sent behind the end of its data");
     kn_loader_seek(l, 3);
-    KN_CHECK(take(l, x, NULL) == 4 && x[0] == 12 && x[WIDTH] == 0, "%s", kn_error());
+    KN_CHECK(take(l, x, NULL) == 4 && x[0] == 12 && x[WIDTH] == 0);
     KN_CHECK(kn_loader_rounds(l) == 3 && kn_loader_position(l).samples == 13);
     KN_CHECK(kn_loader_position(l).epoch == 1 && kn_loader_position(l).sample == 3);
-    kn_loader_free(l);
 }
 
 /* Behind the end of its data a function may fail: the workers that come so far meet no error. */
@@ -194,11 +194,10 @@ KN_TEST(faults, errors_behind_the_end_are_none)
 {
     double x[8 * WIDTH];
     for (int workers = 0; workers < 4; workers++) {
-        kn_loader *l = kn_loader_new(ends_then_fails, (void *)&ends_at_13, NULL, NUMBERS,
-                                     .batch = 8, .workers = workers);
-        KN_CHECK(take(l, x, NULL) == 8 && take(l, x, NULL) == 8, "%s", kn_error());
+        OWNED_LOADER kn_loader *l = kn_loader_new(ends_then_fails, (void *)&ends_at_13, NULL,
+                                                  NUMBERS, .batch = 8, .workers = workers);
+        KN_CHECK(take(l, x, NULL) == 8 && take(l, x, NULL) == 8);
         KN_CHECK(x[4 * WIDTH] == 12 && x[5 * WIDTH] == 0);
-        kn_loader_free(l);
     }
 }
 
@@ -209,22 +208,20 @@ KN_TEST(faults, resume_before_and_behind_the_end)
     double x[4 * WIDTH], y[4 * WIDTH];
     for (int e = 0; e < 2; e++)
         for (int round = 0; round < 8; round++) {
-            kn_loader *one = kn_loader_new(fill_numbers, (void *)&ends[e], NULL, NUMBERS,
-                                           .batch = 4, .workers = round % 2);
-            kn_loader *two = kn_loader_new(fill_numbers, (void *)&ends[e], NULL, NUMBERS,
-                                           .batch = 4, .workers = round % 3);
+            OWNED_LOADER kn_loader *one = kn_loader_new(fill_numbers, (void *)&ends[e], NULL,
+                                                        NUMBERS, .batch = 4, .workers = round % 2);
+            OWNED_LOADER kn_loader *two = kn_loader_new(fill_numbers, (void *)&ends[e], NULL,
+                                                        NUMBERS, .batch = 4, .workers = round % 3);
             for (int k = 0; k < round; k++)
-                KN_CHECK(take(one, x, NULL) == 4, "%s", kn_error());
+                KN_CHECK(take(one, x, NULL) == 4);
             kn_position p = kn_loader_position(one);
             KN_CHECK(p.samples == (round > 3 ? ends[e].end : 0));
-            KN_CHECK(kn_loader_set_position(two, p), "%s", kn_error());
+            KN_CHECK(kn_loader_set_position(two, p));
             for (int k = 0; k < 5; k++) {
-                KN_CHECK(take(one, x, NULL) == 4 && take(two, y, NULL) == 4, "%s", kn_error());
+                KN_CHECK(take(one, x, NULL) == 4 && take(two, y, NULL) == 4);
                 KN_CHECK(memcmp(x, y, sizeof x) == 0, "round %d + %d", round, k);
             }
             KN_CHECK(kn_loader_position(two).samples == ends[e].end);
-            kn_loader_free(one);
-            kn_loader_free(two);
         }
 }
 
@@ -258,7 +255,7 @@ KN_TEST(faults, stops_at_any_time)
         kn_loader_free(l);
         int now = atomic_load(&calls);
 #ifndef __SANITIZE_THREAD__ /* it has a thread of its own, which kn_spawn counts */
-        KN_CHECK(kn_spawn(1, nothing_to_do, NULL) == 0, "%s", kn_error());
+        KN_CHECK(kn_spawn(1, nothing_to_do, NULL) == 0);
 #endif
         KN_CHECK(atomic_load(&calls) == now);
     }
@@ -290,7 +287,7 @@ KN_TEST(faults, fills_as_far_ahead_as_it_may)
         atomic_store(&calls, 0);
         kn_loader *l = kn_loader_new(counted_alone, (void *)&plain, NULL, .samples = 13, NUMBERS,
                                      .batch = 4, .workers = 2, .ahead = ahead);
-        KN_CHECK(take(l, x, NULL) == 4 && blocked(SIGINT) == before, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4 && blocked(SIGINT) == before);
         for (int i = 0; i < 200000 && atomic_load(&calls) < most; i++)
             usleep(1000); /* without end but for a pool that fills too little */
         kn_loader_free(l);
@@ -308,11 +305,10 @@ static int trains(kn_comm *world, void *arg)
 KN_TEST(faults, loaders_made_before_ranks)
 {
     double x[4 * WIDTH];
-    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
-                                 .batch = 4, .workers = 2);
+    OWNED_LOADER kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13,
+                                              NUMBERS, .batch = 4, .workers = 2);
     KN_CHECK(kn_spawn(2, trains, l) == 0);
     KN_CHECK(take(l, x, NULL) == 4);
-    kn_loader_free(l);
 }
 
 /* A child of fork has none of the threads: it is told so, and doesn't wait for them. */
@@ -423,6 +419,6 @@ KN_TEST(faults, options)
             .field = { { KN_F32, 2, { 1, -1 } } });
     REFUSES("field 0 has size 4611686018427387904 in dim 0", .samples = 13, .batch = 1,
             .field = { { KN_F64, 1, { big } } });
-    KN_CHECK(!kn_loader_new(NULL, NULL, NULL, .samples = 13, NUMBERS, .batch = 1));
-    KN_CHECK_ERROR("the function that fills samples is NULL");
+    REFUSED(kn_loader_new(NULL, NULL, NULL, .samples = 13, NUMBERS, .batch = 1),
+            "the function that fills samples is NULL");
 }

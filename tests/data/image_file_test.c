@@ -107,10 +107,9 @@ KN_TEST(image_file, damaged_png_files)
         kn_image_room room = { 0 };
         kn_pixels p;
         for (size_t n = 0; n < b.size; n++) {
-            uint8_t *cut = malloc(n + 1); /* its end is one for the sanitizer */
+            OWNED_BYTES uint8_t *cut = malloc(n + 1); /* its end is one for the sanitizer */
             memcpy(cut, b.data, n);
             KN_CHECK(decode(cut, n, &room, &p) == KN_SAMPLE_SKIP, "%zu of %zu bytes", n, b.size);
-            free(cut);
         }
         for (size_t i = 0; i < b.size; i++) {
             b.data[i] ^= 0x15;
@@ -213,20 +212,14 @@ KN_TEST(image_file, other_files)
 {
     static const uint8_t gif[] = "GIF89a..............";
     kn_scope scope = kn_scope_begin();
-    KN_CHECK(!kn_image_read(temp_path("none.png")));
-    KN_CHECK_ERROR("none.png: No such file or directory");
-    KN_CHECK(!kn_image_read(temp_path("")));
-    KN_CHECK_ERROR("it is not a regular file");
-    KN_CHECK(!kn_image_read(write_temp("a.jpg", gif, sizeof gif)));
-    KN_CHECK_ERROR("a.jpg: it is neither a JPEG nor a PNG file");
-    KN_CHECK(!kn_image_read(write_temp("b.jpg", gif, 0)));
-    KN_CHECK_ERROR("b.jpg: the file is empty");
-    KN_CHECK(!kn_image_read("x", .max_pixels = -1));
-    KN_CHECK_ERROR(".max_pixels is -1");
-    KN_CHECK(!kn_image_read(NULL));
-    KN_CHECK_ERROR("kn_image_read: the path is NULL");
+    REFUSED(kn_image_read(temp_path("none.png")), "none.png: No such file or directory");
+    REFUSED(kn_image_read(temp_path("")), "it is not a regular file");
+    REFUSED(kn_image_read(write_temp("a.jpg", gif, sizeof gif)),
+            "a.jpg: it is neither a JPEG nor a PNG file");
+    REFUSED(kn_image_read(write_temp("b.jpg", gif, 0)), "b.jpg: the file is empty");
+    REFUSED(kn_image_read("x", .max_pixels = -1), ".max_pixels is -1");
+    REFUSED(kn_image_read(NULL), "kn_image_read: the path is NULL");
     kn_scope_end(scope);
-    remove_temp();
 }
 
 #ifdef KN_HAVE_PNG
@@ -236,31 +229,28 @@ KN_TEST(image_file, reading_one)
     kn_scope scope = kn_scope_begin();
     const char *path = write_temp("x.png", b.data, b.size);
     kn_tensor *t = kn_image_read(path);
-    KN_CHECK(t && kn_size(t, 0) == 3 && kn_size(t, 1) == 5 && kn_size(t, 2) == 4, "%s", kn_error());
+    KN_CHECK(t && kn_size(t, 0) == 3 && kn_size(t, 1) == 5 && kn_size(t, 2) == 4);
     const uint8_t *p = kn_data(t);
     for (int i = 0; i < 60; i++)
         KN_CHECK(p[i] == some_sample(i % 20 / 4, i % 4, i / 20, 255));
-    KN_CHECK(!kn_image_read(path, .max_pixels = 19));
-    KN_CHECK_ERROR("it has 5 x 4 pixels; the limit is 19 pixels (.max_pixels)");
+    REFUSED(kn_image_read(path, .max_pixels = 19),
+            "it has 5 x 4 pixels; the limit is 19 pixels (.max_pixels)");
     kn_scope_end(scope);
     free(b.data);
-    remove_temp();
 }
 #else
 KN_TEST(image_file, without_libpng)
 {
     static const uint8_t begin[] = { 0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0 };
-    KN_CHECK(!kn_image_read(write_temp("x.png", begin, sizeof begin)));
-    KN_CHECK_ERROR("but libpng wasn't found when Knap was built");
-    remove_temp();
+    REFUSED(kn_image_read(write_temp("x.png", begin, sizeof begin)),
+            "but libpng wasn't found when Knap was built");
 }
 #endif
 #ifndef KN_HAVE_JPEG
 KN_TEST(image_file, without_libjpeg)
 {
     static const uint8_t begin[] = { 0xff, 0xd8, 0xff, 0 };
-    KN_CHECK(!kn_image_read(write_temp("x.jpg", begin, sizeof begin)));
-    KN_CHECK_ERROR("but libjpeg wasn't found when Knap was built");
-    remove_temp();
+    REFUSED(kn_image_read(write_temp("x.jpg", begin, sizeof begin)),
+            "but libjpeg wasn't found when Knap was built");
 }
 #endif

@@ -1,5 +1,7 @@
 /* tests/data/image_folder_test.c: folders of JPEG and PNG files, a folder per class. */
 #include "data/images_internal.h"
+#include "tests/data/owned.h"
+#include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "tests/data/picture_files.h"
 
@@ -56,24 +58,21 @@ KN_TEST(image_folder, classes_and_images_by_name)
     static const char *const names[] = { "cat", "dog", "emu" };
     const char *folder = make_set();
     for (int nested = 0; nested < 2; nested++) {
-        kn_image_set *s = nested ? kn_image_set_open(temp_path("train"), NULL)
-                                 : kn_image_set_open(folder, "train");
-        KN_CHECK(s != NULL, "%s", kn_error());
+        OWNED_SET kn_image_set *s = nested ? kn_image_set_open(temp_path("train"), NULL)
+                                           : kn_image_set_open(folder, "train");
+        KN_CHECK(s != NULL);
         kn_image_set_info info = kn_image_set_read_info(s);
         KN_CHECK(info.count == 6 && info.classes == 3 && info.channels == 3 && info.height == 0);
         for (int i = 0; i < 3; i++)
             KN_CHECK(strcmp(kn_image_set_class(s, i), names[i]) == 0);
         for (int i = 0; i < 6; i++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *t = kn_image_set_image(s, i);
-            KN_CHECK(t && kn_size(t, 1) == sizes[i][0] && kn_size(t, 2) == sizes[i][1],
-                     "image %d: %s", i, kn_error());
+            KN_CHECK(t && kn_size(t, 1) == sizes[i][0] && kn_size(t, 2) == sizes[i][1], "image %d",
+                     i);
             KN_CHECK(kn_image_set_label(s, i) == sizes[i][2]);
-            kn_scope_end(scope);
         }
-        kn_image_set_free(s);
     }
-    remove_temp();
 }
 
 static kn_loader *loader_of(const kn_image_set *s, int64_t batch, int workers)
@@ -88,19 +87,15 @@ KN_TEST(image_folder, batches_on_any_number_of_threads)
 {
     enum { VALUES = 4 * 3 * 16 * 16 };
     static float one[5][VALUES], x[VALUES];
-    kn_image_set *s = kn_image_set_open(make_set(), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(make_set(), "train");
     for (int workers = 0; workers < 4; workers++) {
-        kn_loader *l = loader_of(s, 4, workers);
+        OWNED_LOADER kn_loader *l = loader_of(s, 4, workers);
         for (int k = 0; k < 5; k++) {
-            kn_scope scope = kn_scope_begin();
-            KN_CHECK(kn_to_host(kn_next(l).x, workers ? x : one[k], sizeof x), "%s", kn_error());
+            IN_SCOPE;
+            KN_CHECK(kn_to_host(kn_next(l).x, workers ? x : one[k], sizeof x));
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0, "%d workers", workers);
-            kn_scope_end(scope);
         }
-        kn_loader_free(l);
     }
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 /* One broken image of six: an error that names it, or the next one in its place. */
@@ -110,14 +105,14 @@ KN_TEST(image_folder, images_that_can_not_be_read)
     write_temp("train/dog/0.png", "\x89PNG\r\n\x1a\n", 8);
     for (int skip = 0; skip < 2; skip++)
         for (int workers = 0; workers < 3; workers += 2) {
-            kn_image_set *s = kn_image_set_open(folder, "train", .skip_bad = skip);
-            kn_loader *l = kn_image_loader(s, NULL, .batch = 6, .workers = workers,
-                                           .augment = { .resize = { 8, 8 } });
-            kn_scope scope = kn_scope_begin();
+            OWNED_SET kn_image_set *s = kn_image_set_open(folder, "train", .skip_bad = skip);
+            OWNED_LOADER kn_loader *l = kn_image_loader(s, NULL, .batch = 6, .workers = workers,
+                                                        .augment = { .resize = { 8, 8 } });
+            IN_SCOPE;
             kn_batch b = kn_next(l);
             if (skip) {
                 int64_t y[6];
-                KN_CHECK(kn_to_host(b.y, y, sizeof y), "%s", kn_error());
+                KN_CHECK(kn_to_host(b.y, y, sizeof y));
                 KN_CHECK(y[2] == 0 && y[3] == 1 && y[4] == 1 && y[5] == 2);
                 KN_CHECK(kn_loader_read_stats(l).replaced >= 1);
                 kn_image_set_info info = kn_image_set_read_info(s);
@@ -127,60 +122,49 @@ KN_TEST(image_folder, images_that_can_not_be_read)
                 KN_CHECK(!b.x);
                 KN_CHECK_ERROR("cannot read the image");
             }
-            KN_CHECK(!kn_image_set_image(s, 3));
-            KN_CHECK_ERROR("train/dog/0.png: libpng says: the file is cut short");
-            kn_scope_end(scope);
-            kn_loader_free(l);
-            kn_image_set_free(s);
+            REFUSED(kn_image_set_image(s, 3),
+                    "train/dog/0.png: libpng says: the file is cut short");
         }
-    remove_temp();
 }
 
 KN_TEST(image_folder, limits)
 {
-    kn_image_set *s = kn_image_set_open(make_set(), "train", .max_pixels = 520);
+    OWNED_SET kn_image_set *s = kn_image_set_open(make_set(), "train", .max_pixels = 520);
     kn_scope scope = kn_scope_begin();
     KN_CHECK(!kn_image_set_image(s, 0)); /* 31 x 17 = 527 */
     KN_CHECK_ERROR("a.png: it has 31 x 17 pixels; the limit is 520 pixels (.max_pixels)");
     KN_CHECK(kn_image_set_image(s, 1) != NULL);
     kn_loader *l = kn_image_loader(s, NULL, .batch = 1, .augment = { .resize = { 24, 24 } });
     kn_loader_seek(l, 1);
-    KN_CHECK(!kn_next(l).x);
-    KN_CHECK_ERROR("an image becomes 24 x 24 pixels; the limit is 520 pixels");
+    REFUSED(kn_next(l).x, "an image becomes 24 x 24 pixels; the limit is 520 pixels");
     kn_scope_end(scope);
     kn_loader_free(l);
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2));
-    KN_CHECK_ERROR("the images differ in size; give them one by .random_resized_crop");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .augment = { .resize = { 8 } }));
-    KN_CHECK_ERROR("the images differ in size");
-    kn_image_set_free(s);
-    remove_temp();
+    REFUSED(kn_image_loader(s, NULL, .batch = 2),
+            "the images differ in size; give them one by .random_resized_crop");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .augment = { .resize = { 8 } }),
+            "the images differ in size");
 }
 
 KN_TEST(image_folder, folders_that_do_not_fit)
 {
     char folder[256]; /* temp_path gives few at a time */
     snprintf(folder, sizeof folder, "%s", make_set());
-    KN_CHECK(!kn_image_set_open(folder, "valid"));
-    KN_CHECK_ERROR("/valid with a folder for each class; where");
+    REFUSED(kn_image_set_open(folder, "valid"), "/valid with a folder for each class; where");
     make_folder("val");
-    KN_CHECK(!kn_image_set_open(folder, "test"));
-    KN_CHECK_ERROR("val has no folders, should have one for each class of images");
+    REFUSED(kn_image_set_open(folder, "test"),
+            "val has no folders, should have one for each class of images");
     make_folder("val/none");
-    KN_CHECK(!kn_image_set_open(folder, "test", .allow_empty = true));
-    KN_CHECK_ERROR("val has no images");
+    REFUSED(kn_image_set_open(folder, "test", .allow_empty = true), "val has no images");
     make_folder("train/fox");
     write_temp("train/fox/f.gif", "GIF", 3);
-    KN_CHECK(!kn_image_set_open(folder, "train"));
-    KN_CHECK_ERROR("train/fox has no .jpg, .jpeg or .png files (but 1 others)");
+    REFUSED(kn_image_set_open(folder, "train"),
+            "train/fox has no .jpg, .jpeg or .png files (but 1 others)");
     kn_image_set *s = kn_image_set_open(folder, "train", .allow_empty = true);
     KN_CHECK(s && kn_image_set_read_info(s).classes == 4 && kn_image_set_read_info(s).count == 6);
     kn_image_set_free(s);
     KN_CHECK(symlink("..", temp_path("train/fox/up")) == 0); /* without end */
-    KN_CHECK(!kn_image_set_open(folder, "train"));
-    KN_CHECK_ERROR("more than 16 folders in each other");
+    REFUSED(kn_image_set_open(folder, "train"), "more than 16 folders in each other");
     remove(temp_path("train/fox/up"));
-    remove_temp();
 }
 
 static kn_loader *of_folder(const char *folder, kn_image_set **set)
@@ -193,7 +177,6 @@ KN_TEST(image_folder, every_allocation_failing)
 {
     const char *folder = make_set();
     fail_each_allocation(of_folder, folder, 300);
-    remove_temp();
 }
 
 #endif

@@ -1,6 +1,8 @@
 /* tests/data/image_loader_test.c: batches of images: the same samples whatever the ranks, threads
  * and the round from which a run goes on; images mixed in pairs. */
 #include "data/images_internal.h"
+#include "tests/data/owned.h"
+#include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "tests/data/pictures.h"
 
@@ -27,12 +29,11 @@ static kn_loader *loader_of(const kn_image_set *s, const kn_comm *world, int64_t
 /* Takes a batch; its bytes, labels behind the images. */
 static bool take(kn_loader *l, int64_t batch, bool mix, float *x)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_batch b = kn_next(l);
     bool ok = b.x && kn_to_host(b.x, x, (size_t)(batch * VALUES) * sizeof *x) &&
               kn_to_host(mix ? b.y : kn_cast(b.y, KN_F32), x + batch * VALUES,
                          (size_t)(batch * (mix ? 10 : 1)) * sizeof *x);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -41,45 +42,38 @@ enum { ROOM = MOST * (VALUES + 10) };
 KN_TEST(image_loader, any_number_of_workers)
 {
     static float one[6][ROOM], other[ROOM];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     for (int mix = 0; mix < 2; mix++)
         for (int workers = 0; workers < 4; workers++) {
-            kn_loader *l = loader_of(s, NULL, 6, 1, workers, mix);
+            OWNED_LOADER kn_loader *l = loader_of(s, NULL, 6, 1, workers, mix);
             for (int k = 0; k < 6; k++) {
                 memset(workers ? other : one[k], 0, sizeof other);
-                KN_CHECK(take(l, 6, mix, workers ? other : one[k]), "%s", kn_error());
+                KN_CHECK(take(l, 6, mix, workers ? other : one[k]));
                 KN_CHECK(!workers || memcmp(other, one[k], sizeof other) == 0, "%d workers",
                          workers);
             }
             KN_CHECK(kn_loader_read_stats(l).waiting <= 1);
-            kn_loader_free(l);
         }
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 /* A sample is what kn_augment_image makes of its image with its numbers. */
 KN_TEST(image_loader, samples_are_functions_of_seed_epoch_and_index)
 {
     static float x[ROOM], y[VALUES];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    kn_loader *l = kn_image_loader(s, NULL, .batch = 5, .seed = 11, .augment = usual);
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_LOADER kn_loader *l = kn_image_loader(s, NULL, .batch = 5, .seed = 11, .augment = usual);
     for (int k = 0; k < 10; k++) {
-        KN_CHECK(take(l, 5, false, x), "%s", kn_error());
+        KN_CHECK(take(l, 5, false, x));
         for (int64_t r = 0; r < 5; r++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             int64_t index = (5 * k + r) % SAMPLES, epoch = (5 * k + r) / SAMPLES;
             kn_tensor *t = kn_augment_image(kn_image_set_image(s, index), .augment = usual,
                                             .seed = 11, .epoch = epoch, .index = index);
-            KN_CHECK(kn_to_host(t, y, sizeof y), "%s", kn_error());
+            KN_CHECK(kn_to_host(t, y, sizeof y));
             KN_CHECK(memcmp(y, x + r * VALUES, sizeof y) == 0);
             KN_CHECK(x[5 * VALUES + r] == (float)(index % 10));
-            kn_scope_end(scope);
         }
     }
-    kn_loader_free(l);
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
@@ -92,35 +86,32 @@ static int shares(kn_comm *world, void *arg)
     static _Thread_local float x[ROOM], y[ROOM];
     int64_t ranks = kn_comm_size(world), bad = 0;
     for (int mix = 0; mix < 2; mix++) {
-        kn_loader *mine = loader_of(s, world, 4, 4 / ranks, 1, mix);
-        kn_loader *all = loader_of(s, NULL, 4, 4, 0, mix);
+        OWNED_LOADER kn_loader *mine = loader_of(s, world, 4, 4 / ranks, 1, mix);
+        OWNED_LOADER kn_loader *all = loader_of(s, NULL, 4, 4, 0, mix);
         for (int64_t k = 8; k-- > 0;) {
             kn_loader_seek(mine, k);
             kn_loader_seek(all, k * ranks + kn_rank(world));
             bad += !take(mine, 4, mix, x) || !take(all, 4, mix, y) ||
                    memcmp(x, y, (size_t)(4 * VALUES + 4) * sizeof *x) != 0;
         }
-        kn_loader_free(mine);
-        kn_loader_free(all);
     }
     return (int)bad + !kn_ok();
 }
 
 KN_TEST(image_loader, ranks_share_what_one_process_sees)
 {
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         KN_CHECK(kn_spawn_threads(ranks, shares, s) == 0, "%d ranks", ranks);
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 /* Twice as large batches hold the same pairs. */
 KN_TEST(image_loader, pairs_do_not_depend_on_the_batch)
 {
     static float small[2][ROOM], large[ROOM];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    kn_loader *a = loader_of(s, NULL, 4, 2, 0, true), *b = loader_of(s, NULL, 8, 1, 2, true);
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_LOADER kn_loader *a = loader_of(s, NULL, 4, 2, 0, true),
+                           *b = loader_of(s, NULL, 8, 1, 2, true);
     for (int k = 0; k < 7; k++) {
         KN_CHECK(take(a, 4, true, small[0]) && take(a, 4, true, small[1]) &&
                  take(b, 8, true, large));
@@ -130,10 +121,6 @@ KN_TEST(image_loader, pairs_do_not_depend_on_the_batch)
                             40 * sizeof(float)) == 0);
         }
     }
-    kn_loader_free(a);
-    kn_loader_free(b);
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 /* ---- mixing ---------------------------------------------------------------------------------- */
@@ -196,10 +183,10 @@ KN_TEST(image_loader, lambdas)
 KN_TEST(image_loader, mixed_labels)
 {
     static float x[ROOM];
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    kn_loader *l = loader_of(s, NULL, 6, 1, 0, true);
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    OWNED_LOADER kn_loader *l = loader_of(s, NULL, 6, 1, 0, true);
     for (int k = 0; k < 4; k++) {
-        KN_CHECK(take(l, 6, true, x), "%s", kn_error());
+        KN_CHECK(take(l, 6, true, x));
         for (int r = 0; r < 6; r++) {
             double sum = 0;
             int classes = 0;
@@ -210,40 +197,31 @@ KN_TEST(image_loader, mixed_labels)
             KN_CHECK(fabs(sum - 1) < 1e-5 && classes >= 1 && classes <= 2);
         }
     }
-    kn_loader_free(l);
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 KN_TEST(image_loader, errors)
 {
-    kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
-    KN_CHECK(!kn_image_loader(NULL, NULL, .batch = 2));
-    KN_CHECK_ERROR("kn_image_loader: the set of images is NULL");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 0));
-    KN_CHECK_ERROR("kn_image_loader: .batch must lie between 1 and the 25 samples");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 3, .mixup_alpha = 1));
-    KN_CHECK_ERROR(".batch is 3, but images are mixed in pairs; make it even");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .mixup_alpha = -1));
-    KN_CHECK_ERROR(".mixup_alpha is -1");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = NAN));
-    KN_CHECK_ERROR(".cutmix_alpha nan");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = 1, .dtype = KN_U8));
-    KN_CHECK_ERROR("images of u8 can't be mixed");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .dtype = KN_I64));
-    KN_CHECK_ERROR("kn_image_loader: .dtype is i64");
-    KN_CHECK(!kn_image_loader(s, NULL, .batch = 2, .workers = 100000));
-    KN_CHECK_ERROR(".workers must lie between 0 and 256");
-    kn_loader *l = kn_image_loader(s, NULL, .batch = 2, .augment = { .random_crop = { { 40 } } });
-    kn_scope scope = kn_scope_begin();
+    OWNED_SET kn_image_set *s = kn_image_set_open(write_cifar10(EACH), "train");
+    REFUSED(kn_image_loader(NULL, NULL, .batch = 2), "kn_image_loader: the set of images is NULL");
+    REFUSED(kn_image_loader(s, NULL, .batch = 0),
+            "kn_image_loader: .batch must lie between 1 and the 25 samples");
+    REFUSED(kn_image_loader(s, NULL, .batch = 3, .mixup_alpha = 1),
+            ".batch is 3, but images are mixed in pairs; make it even");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .mixup_alpha = -1), ".mixup_alpha is -1");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = NAN), ".cutmix_alpha nan");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .cutmix_alpha = 1, .dtype = KN_U8),
+            "images of u8 can't be mixed");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .dtype = KN_I64),
+            "kn_image_loader: .dtype is i64");
+    REFUSED(kn_image_loader(s, NULL, .batch = 2, .workers = 100000),
+            ".workers must lie between 0 and 256");
+    OWNED_LOADER kn_loader *l =
+        kn_image_loader(s, NULL, .batch = 2, .augment = { .random_crop = { { 40 } } });
+    IN_SCOPE;
     KN_CHECK(l && !kn_next(l).x);
     KN_CHECK_ERROR("an image of 32 x 32 pixels is smaller than the .random_crop of 40 x 40");
-    kn_scope_end(scope);
-    kn_loader_free(l);
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 static kn_loader *of_cifar(const char *folder, kn_image_set **set)
@@ -256,5 +234,4 @@ KN_TEST(image_loader, every_allocation_failing)
 {
     const char *folder = write_cifar10(EACH);
     fail_each_allocation(of_cifar, folder, 200);
-    remove_temp();
 }

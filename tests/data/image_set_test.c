@@ -1,5 +1,7 @@
 /* tests/data/image_set_test.c: sets of images: batches of CIFAR, idx files, drawn shapes. */
 #include "data/data.h"
+#include "tests/data/owned.h"
+#include "tests/owned.h"
 #include "tests/data/idx.h"
 #include "tests/data/pictures.h"
 
@@ -13,35 +15,31 @@ KN_TEST(image_set, cifar10)
     int64_t before = kn_ledger_read().live[KN_MEM_DATA];
     const char *folder = write_cifar10(3);
     kn_image_set *s = kn_image_set_open(folder, "train");
-    KN_CHECK(s != NULL, "%s", kn_error());
+    KN_CHECK(s != NULL);
     kn_image_set_info info = kn_image_set_read_info(s);
     KN_CHECK(info.count == 15 && info.classes == 10 && strcmp(info.kind, "CIFAR-10") == 0);
     KN_CHECK(info.channels == 3 && info.height == 32 && info.width == 32 && !info.made);
     KN_CHECK(info.skipped == 0 && info.first_skipped == NULL);
     KN_CHECK(strcmp(kn_image_set_class(s, 9), "truck") == 0);
     for (int64_t i = 0; i < 15; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *t = kn_image_set_image(s, i);
         KN_CHECK(t && kn_size(t, 0) == 3 && kn_size(t, 1) == 32 && kn_size(t, 2) == 32);
         const uint8_t *p = kn_data(t);
         for (int j = 0; j < 3072; j++)
             KN_CHECK(p[j] == (uint8_t)(i + j));
         KN_CHECK(kn_image_set_label(s, i) == i % 10);
-        kn_scope_end(scope);
     }
     KN_CHECK(kn_image_set_label(s, 15) == -1);
     KN_CHECK_ERROR("there is no image 15 of 15");
-    KN_CHECK(!kn_image_set_image(s, -1));
-    KN_CHECK_ERROR("there is no image -1 of 15");
-    KN_CHECK(!kn_image_set_class(s, 10));
-    KN_CHECK_ERROR("there is no class 10 of 10");
+    REFUSED(kn_image_set_image(s, -1), "there is no image -1 of 15");
+    REFUSED(kn_image_set_class(s, 10), "there is no class 10 of 10");
     KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] > before);
     kn_image_set_free(s);
     s = kn_image_set_open(folder, "test");
     KN_CHECK(s && kn_image_set_read_info(s).count == 3 && kn_image_set_label(s, 1) == 1);
     kn_image_set_free(s);
     KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before);
-    remove_temp();
 }
 
 KN_TEST(image_set, cifar100)
@@ -50,19 +48,17 @@ KN_TEST(image_set, cifar100)
     write_batch("test.bin", 7, 2, true);
     write_temp("coarse_label_names.txt", "aquatic_mammals\nfish\n", 21);
     for (int coarse = 0; coarse < 2; coarse++) {
-        kn_image_set *s = kn_image_set_open(temp_path(""), "train", .coarse_labels = coarse);
-        KN_CHECK(s != NULL, "%s", kn_error());
+        OWNED_SET kn_image_set *s =
+            kn_image_set_open(temp_path(""), "train", .coarse_labels = coarse);
+        KN_CHECK(s != NULL);
         KN_CHECK(kn_image_set_read_info(s).classes == (coarse ? 20 : 100));
         KN_CHECK(kn_image_set_label(s, 123) == (coarse ? 3 : 23));
         KN_CHECK(strcmp(kn_image_set_class(s, 1), coarse ? "fish" : "class 1") == 0);
         KN_CHECK(strcmp(kn_image_set_class(s, 2), "class 2") == 0);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const uint8_t *p = kn_data(kn_image_set_image(s, 129));
         KN_CHECK(p[0] == 129 && p[3071] == (uint8_t)(129 + 3071));
-        kn_scope_end(scope);
-        kn_image_set_free(s);
     }
-    remove_temp();
 }
 
 KN_TEST(image_set, idx)
@@ -70,18 +66,15 @@ KN_TEST(image_set, idx)
     unsigned char images[IMAGE_BYTES], labels[LABEL_BYTES];
     make_idx(images, labels);
     write_both(images, sizeof images, labels, sizeof labels);
-    kn_image_set *s = kn_image_set_open(temp_path(""), "test");
-    KN_CHECK(s != NULL, "%s", kn_error());
+    OWNED_SET kn_image_set *s = kn_image_set_open(temp_path(""), "test");
+    KN_CHECK(s != NULL);
     kn_image_set_info info = kn_image_set_read_info(s);
     KN_CHECK(info.count == COUNT && info.channels == 1 && info.height == SIDE &&
              info.width == SIDE);
     KN_CHECK(kn_image_set_label(s, 7) == 7 && strcmp(kn_image_set_class(s, 3), "3") == 0);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const uint8_t *p = kn_data(kn_image_set_image(s, 7));
     KN_CHECK(p[0] == 140 && p[PIXELS - 1] == 140);
-    kn_scope_end(scope);
-    kn_image_set_free(s);
-    remove_temp();
 }
 
 KN_TEST(image_set, batches_that_are_damaged)
@@ -89,32 +82,25 @@ KN_TEST(image_set, batches_that_are_damaged)
     uint8_t record[3073] = { 10 };
     write_cifar10(2);
     write_temp("data_batch_3.bin", record, 3072);
-    KN_CHECK(!kn_image_set_open(temp_path(""), "train"));
-    KN_CHECK_ERROR("data_batch_3.bin has 3072 bytes, should be a multiple of 3073");
+    REFUSED(kn_image_set_open(temp_path(""), "train"),
+            "data_batch_3.bin has 3072 bytes, should be a multiple of 3073");
     write_temp("data_batch_3.bin", record, 0);
-    KN_CHECK(!kn_image_set_open(temp_path(""), "train"));
-    KN_CHECK_ERROR("data_batch_3.bin has 0 bytes");
+    REFUSED(kn_image_set_open(temp_path(""), "train"), "data_batch_3.bin has 0 bytes");
     write_temp("data_batch_3.bin", record, 3073);
-    KN_CHECK(!kn_image_set_open(temp_path(""), "train"));
-    KN_CHECK_ERROR("label 4 is 10; labels are 0 to 9: these are no batches of CIFAR-10");
+    REFUSED(kn_image_set_open(temp_path(""), "train"),
+            "label 4 is 10; labels are 0 to 9: these are no batches of CIFAR-10");
     remove(temp_path("data_batch_3.bin"));
-    KN_CHECK(!kn_image_set_open(temp_path(""), "train"));
-    KN_CHECK_ERROR("cannot open");
-    KN_CHECK(!kn_image_set_open(temp_path(""), "valid"));
-    KN_CHECK_ERROR("has no part 'valid'; parts are train and test");
-    KN_CHECK(!kn_image_set_open(temp_path(""), NULL));
-    KN_CHECK_ERROR("has no part 'NULL'");
-    KN_CHECK(!kn_image_set_open(temp_path(""), "test", .max_pixels = -1));
-    KN_CHECK_ERROR(".max_pixels is -1");
+    REFUSED(kn_image_set_open(temp_path(""), "train"), "cannot open");
+    REFUSED(kn_image_set_open(temp_path(""), "valid"),
+            "has no part 'valid'; parts are train and test");
+    REFUSED(kn_image_set_open(temp_path(""), NULL), "has no part 'NULL'");
+    REFUSED(kn_image_set_open(temp_path(""), "test", .max_pixels = -1), ".max_pixels is -1");
     KN_CHECK(mkdir(temp_path("batches.meta.txt"), 0777) == 0); /* reading it fails */
-    KN_CHECK(!kn_image_set_open(temp_path(""), "test"));
-    KN_CHECK_ERROR("batches.meta.txt is not a regular file");
+    REFUSED(kn_image_set_open(temp_path(""), "test"), "batches.meta.txt is not a regular file");
     KN_CHECK(rmdir(temp_path("batches.meta.txt")) == 0);
     remove_temp();
-    KN_CHECK(!kn_image_set_open("cifar11", "test"));
-    KN_CHECK_ERROR("did you mean cifar10?");
-    KN_CHECK(!kn_image_set_open("shapes", "dev"));
-    KN_CHECK_ERROR("shapes has no part 'dev'");
+    REFUSED(kn_image_set_open("cifar11", "test"), "did you mean cifar10?");
+    REFUSED(kn_image_set_open("shapes", "dev"), "shapes has no part 'dev'");
 }
 
 /* The whole of CIFAR-10, where it is on this machine: counts, and the mean that its users know. */
@@ -124,15 +110,14 @@ KN_TEST(image_set, real_cifar10)
     if (!folder)
         KN_SKIP("CIFAR-10 is not on this machine (scripts/get-data cifar10)");
     kn_host_free(folder);
-    kn_image_set *s = kn_image_set_open("cifar10", "train");
-    KN_CHECK(s && kn_image_set_read_info(s).count == 50000, "%s", kn_error());
+    OWNED_SET kn_image_set *s = kn_image_set_open("cifar10", "train");
+    KN_CHECK(s && kn_image_set_read_info(s).count == 50000);
     int64_t of_class[10] = { 0 };
     for (int64_t i = 0; i < 50000; i++)
         of_class[kn_image_set_label(s, i)]++;
     for (int c = 0; c < 10; c++)
         KN_CHECK(of_class[c] == 5000);
     KN_CHECK(kn_image_set_label(s, 0) == 6); /* a frog */
-    kn_image_set_free(s);
 }
 
 /* ---- shapes
@@ -140,21 +125,18 @@ KN_TEST(image_set, real_cifar10)
 
 KN_TEST(image_set, shapes)
 {
-    kn_image_set *train = kn_image_set_open("shapes", "train"),
-                 *test = kn_image_set_open("shapes", "test");
+    OWNED_SET kn_image_set *train = kn_image_set_open("shapes", "train"),
+                           *test = kn_image_set_open("shapes", "test");
     kn_image_set_info info = kn_image_set_read_info(train);
     KN_CHECK(info.made && info.count == 50000 && info.classes == 10);
     KN_CHECK(kn_image_set_read_info(test).count == 10000);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const uint8_t *a = kn_data(kn_image_set_image(train, 17)),
                   *b = kn_data(kn_image_set_image(train, 17)),
                   *c = kn_data(kn_image_set_image(test, 17)),
                   *d = kn_data(kn_image_set_image(train, 27));
     KN_CHECK(memcmp(a, b, 3072) == 0 && memcmp(a, c, 3072) != 0 && memcmp(a, d, 3072) != 0);
     KN_CHECK(kn_image_set_label(train, 17) == kn_image_set_label(train, 27));
-    kn_scope_end(scope);
-    kn_image_set_free(train);
-    kn_image_set_free(test);
 }
 
 /* The class whose mean image is the nearest is seldom the right one: kinds of figures must be seen.
@@ -163,19 +145,18 @@ KN_TEST(image_set, shapes_are_no_averages)
 {
     enum { EACH = 60, SEEN = 300 };
     static double mean[10][3072];
-    kn_image_set *train = kn_image_set_open("shapes", "train"),
-                 *test = kn_image_set_open("shapes", "test");
+    OWNED_SET kn_image_set *train = kn_image_set_open("shapes", "train"),
+                           *test = kn_image_set_open("shapes", "test");
     memset(mean, 0, sizeof mean);
     for (int64_t i = 0; i < 10 * EACH; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const uint8_t *p = kn_data(kn_image_set_image(train, i));
         for (int j = 0; j < 3072; j++)
             mean[kn_image_set_label(train, i)][j] += (double)p[j] / EACH;
-        kn_scope_end(scope);
     }
     int right = 0;
     for (int64_t i = 0; i < SEEN; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const uint8_t *p = kn_data(kn_image_set_image(test, i));
         int64_t best = 0;
         double least = INFINITY;
@@ -187,11 +168,8 @@ KN_TEST(image_set, shapes_are_no_averages)
             least = far < least ? far : least;
         }
         right += best == kn_image_set_label(test, i);
-        kn_scope_end(scope);
     }
     KN_CHECK(right < SEEN * 35 / 100, "%d of %d", right, SEEN);
-    kn_image_set_free(train);
-    kn_image_set_free(test);
 }
 
 /* ---- finding --------------------------------------------------------------------------------- */
@@ -204,9 +182,8 @@ static void touch(const char *path)
 
 static bool finds(const char *name, const char *below)
 {
-    char *path = kn_data_find_quietly(name);
+    OWNED_HOST char *path = kn_data_find_quietly(name);
     bool found = below ? path && strstr(path, below) : !path;
-    kn_host_free(path);
     return found;
 }
 
@@ -224,13 +201,12 @@ KN_TEST(image_set, folders_of_data)
     setenv("KNAP_DATA", list, 1); /* of this process: each case has its own */
     setenv("HOME", temp_path("home"), 1);
     KN_CHECK(finds("cifar10", NULL) && finds("cifar100", NULL));
-    KN_CHECK(!kn_image_set_open("cifar10", "train"));
-    KN_CHECK_ERROR("data set cifar10: there is no cifar10/test_batch.bin below the folders");
+    REFUSED(kn_image_set_open("cifar10", "train"),
+            "data set cifar10: there is no cifar10/test_batch.bin below the folders");
     touch(temp_path("b/cifar10/test_batch.bin"));
     touch(temp_path("a/cifar100/test.bin"));
     KN_CHECK(finds("cifar10", "/b/cifar10") && finds("cifar100", "/a/cifar100"));
     KN_CHECK(finds("fashion-mnist", "/a/fashion-mnist"));
     touch(temp_path("b/fashion-mnist/train-images-idx3-ubyte.gz"));
     KN_CHECK(finds("fashion-mnist", "/b/fashion-mnist"));
-    remove_temp();
 }

@@ -1,6 +1,9 @@
 /* tests/data/loader_test.c: the batches that loaders of images and texts hand to each rank, in
  * order and shuffled. */
 #include "autograd/operations.h"
+#include "tests/data/owned.h"
+#include "tests/models/owned.h"
+#include "tests/owned.h"
 #include "tests/data/allocations.h"
 #include "data/mnist.h"
 #include "models/text.h"
@@ -19,7 +22,7 @@ static kn_loader *small_loader(const kn_comm *world, int64_t batch, bool shuffle
 static void take(kn_loader *l, int64_t batch, int64_t *y)
 {
     float x[COUNT * PIXELS];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_batch b = kn_next(l);
     KN_CHECK_OK();
     KN_CHECK(kn_ndim(b.x) == 2 && kn_size(b.x, 0) == batch && kn_size(b.x, 1) == PIXELS);
@@ -29,7 +32,6 @@ static void take(kn_loader *l, int64_t batch, int64_t *y)
     for (int64_t r = 0; r < batch; r++)
         for (int64_t j = 0; j < PIXELS; j++)
             KN_CHECK(x[r * PIXELS + j] == (float)(20 * y[r]) / 255.0f);
-    kn_scope_end(scope);
 }
 
 KN_TEST(loader, in_order_and_around)
@@ -50,13 +52,12 @@ KN_TEST(loader, in_order_and_around)
     KN_CHECK(y[0] == 4);
     kn_loader_free(l);
     KN_CHECK(kn_live_tensors() == live);
-    remove_temp();
 }
 
 KN_TEST(loader, every_epoch_is_a_permutation)
 {
     int64_t y[2], order[3][COUNT];
-    kn_loader *l = small_loader(NULL, 2, true);
+    OWNED_LOADER kn_loader *l = small_loader(NULL, 2, true);
     for (int e = 0; e < 3; e++) {
         int seen = 0;
         for (int i = 0; i < COUNT; i += 2) {
@@ -69,8 +70,6 @@ KN_TEST(loader, every_epoch_is_a_permutation)
     }
     KN_CHECK(memcmp(order[0], order[1], sizeof order[0]) != 0);
     KN_CHECK(memcmp(order[1], order[2], sizeof order[0]) != 0);
-    kn_loader_free(l);
-    remove_temp();
 }
 
 /* Round k of rank r of 2 is micro-batch 2 k + r of one process; the same for texts with accum. */
@@ -78,15 +77,17 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
 {
     int64_t y[2], whole[2];
     int rank = kn_rank(world), bad = 0;
-    kn_loader *mine = kn_mnist("test", world, .batch = 2, .shuffle = true, .data = arg);
-    kn_loader *all = kn_mnist("test", NULL, .batch = 2, .shuffle = true, .data = arg);
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    kn_text *text = kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
-    kn_loader *ours = kn_text_loader(text, world, .batch = 2, .ctx = 4, .accum = 2);
-    kn_loader *full = kn_text_loader(text, NULL, .batch = 2, .ctx = 4, .accum = 4);
+    OWNED_LOADER kn_loader *mine =
+        kn_mnist("test", world, .batch = 2, .shuffle = true, .data = arg);
+    OWNED_LOADER kn_loader *all = kn_mnist("test", NULL, .batch = 2, .shuffle = true, .data = arg);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TEXT kn_text *text =
+        kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
+    OWNED_LOADER kn_loader *ours = kn_text_loader(text, world, .batch = 2, .ctx = 4, .accum = 2);
+    OWNED_LOADER kn_loader *full = kn_text_loader(text, NULL, .batch = 2, .ctx = 4, .accum = 4);
     for (int64_t k = 0; k < 8 && kn_ok(); k++) {
         int64_t a[8], b[8];
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_loader_seek(all, 2 * k + rank);
         kn_loader_seek(full, 2 * k + rank);
         bad += !kn_to_host(kn_next(mine).y, y, sizeof y) ||
@@ -95,15 +96,8 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
         bad +=
             !kn_to_host(kn_next(ours).x, a, sizeof a) || !kn_to_host(kn_next(full).x, b, sizeof b);
         bad += memcmp(a, b, sizeof a) != 0;
-        kn_scope_end(s);
     }
     bad += !kn_ok();
-    kn_loader_free(mine);
-    kn_loader_free(all);
-    kn_loader_free(ours);
-    kn_loader_free(full);
-    kn_text_free(text);
-    kn_tokenizer_free(tok);
     return bad;
 }
 
@@ -111,7 +105,6 @@ KN_TEST(loader, ranks_share_what_one_process_sees)
 {
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files */
     KN_CHECK(kn_spawn_threads(2, rank_sees_its_share, (void *)(uintptr_t)temp_path("")) == 0);
-    remove_temp();
 }
 
 /* Pixels as other floats, on threads, round as a cast does. */
@@ -119,75 +112,62 @@ KN_TEST(loader, dtypes_of_pixels)
 {
     static const kn_dtype dtypes[] = { KN_BF16, KN_F16, KN_F64 };
     double wide[4 * PIXELS], cast[4 * PIXELS];
-    kn_loader *plain = small_loader(NULL, 4, false);
+    OWNED_LOADER kn_loader *plain = small_loader(NULL, 4, false);
     for (size_t i = 0; i < 3; i++) {
-        kn_scope scope = kn_scope_begin();
-        kn_loader *l = kn_mnist("test", NULL, .batch = 4, .data = temp_path(""), .dtype = dtypes[i],
-                                .workers = (int)i);
+        IN_SCOPE;
+        OWNED_LOADER kn_loader *l = kn_mnist("test", NULL, .batch = 4, .data = temp_path(""),
+                                             .dtype = dtypes[i], .workers = (int)i);
         kn_loader_seek(plain, 0);
         kn_tensor *x = kn_next(l).x, *f32 = kn_next(plain).x;
-        KN_CHECK(x && f32 && kn_dtype_of(x) == dtypes[i], "%s", kn_error());
+        KN_CHECK(x && f32 && kn_dtype_of(x) == dtypes[i]);
         KN_CHECK(kn_to_host(kn_cast(x, KN_F64), wide, sizeof wide));
         KN_CHECK(kn_to_host(kn_cast(kn_cast(f32, dtypes[i]), KN_F64), cast, sizeof cast));
         KN_CHECK(memcmp(wide, cast, sizeof wide) == 0, "%s", kn_dtype_name(dtypes[i]));
-        kn_loader_free(l);
-        kn_scope_end(scope);
     }
-    kn_loader_free(plain);
-    remove_temp();
 }
 
 /* Threads that fill windows of a text draw those that one would. */
 KN_TEST(loader, texts_on_threads)
 {
     int64_t one[3][2 * 8], x[2 * 8];
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    kn_text *text = kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TEXT kn_text *text =
+        kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
     for (int workers = 0; workers < 3; workers++) {
-        kn_loader *l = kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .seed = 4, .accum = 2,
-                                      .workers = workers);
+        OWNED_LOADER kn_loader *l = kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .seed = 4,
+                                                   .accum = 2, .workers = workers);
         for (int k = 0; k < 3; k++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_batch b = kn_next(l);
-            KN_CHECK(b.x && kn_to_host(b.x, workers ? x : one[k], sizeof x), "%s", kn_error());
+            KN_CHECK(b.x && kn_to_host(b.x, workers ? x : one[k], sizeof x));
             KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0);
             KN_CHECK(kn_to_host(b.y, x, sizeof x) && x[0] == one[k][1] && x[8] == one[k][9]);
-            kn_scope_end(scope);
         }
-        kn_loader_free(l);
     }
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .shuffle = true));
-    KN_CHECK_ERROR("windows are drawn from the whole text; .shuffle and .tail don't apply");
-    kn_text_free(text);
-    kn_tokenizer_free(tok);
+    REFUSED(kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .shuffle = true),
+            "windows are drawn from the whole text; .shuffle and .tail don't apply");
 }
 
 KN_TEST(loader, errors)
 {
-    KN_CHECK(!small_loader(NULL, 0, false));
-    KN_CHECK_ERROR("kn_mnist: .batch must lie between 1 and the 10 samples there are, not 0");
-    KN_CHECK(!small_loader(NULL, 11, false));
-    KN_CHECK_ERROR("not 11");
-    KN_CHECK(!kn_mnist("test", NULL, .batch = 1, .data = temp_path("nothing")));
-    KN_CHECK_ERROR("there is no data set or file");
-    KN_CHECK(!kn_mnist("test", NULL, .batch = 1, .data = temp_path(""), .dtype = KN_I64));
-    KN_CHECK_ERROR("dtype i64 is no float");
-    KN_CHECK(kn_next(NULL).x == NULL);
-    KN_CHECK_ERROR("the loader is NULL");
+    REFUSED(small_loader(NULL, 0, false),
+            "kn_mnist: .batch must lie between 1 and the 10 samples there are, not 0");
+    REFUSED(small_loader(NULL, 11, false), "not 11");
+    REFUSED(kn_mnist("test", NULL, .batch = 1, .data = temp_path("nothing")),
+            "there is no data set or file");
+    REFUSED(kn_mnist("test", NULL, .batch = 1, .data = temp_path(""), .dtype = KN_I64),
+            "dtype i64 is no float");
+    REFUSED(kn_next(NULL).x, "the loader is NULL");
     kn_loader *l = small_loader(NULL, 2, false);
     kn_fail("an earlier error");
     KN_CHECK(kn_next(l).x == NULL && kn_loader_round(l) == 0);
     KN_CHECK_ERROR("an earlier error");
     kn_loader_free(l);
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    kn_text *text = kn_text_encode(tok, "0123456789", 10);
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 1, .ctx = 9));
-    KN_CHECK_ERROR("a context of 9 tokens");
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 0, .ctx = 1));
-    KN_CHECK_ERROR("kn_text_loader: .batch must lie between 1 and");
-    kn_text_free(text);
-    kn_tokenizer_free(tok);
-    remove_temp();
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TEXT kn_text *text = kn_text_encode(tok, "0123456789", 10);
+    REFUSED(kn_text_loader(text, NULL, .batch = 1, .ctx = 9), "a context of 9 tokens");
+    REFUSED(kn_text_loader(text, NULL, .batch = 0, .ctx = 1),
+            "kn_text_loader: .batch must lie between 1 and");
 }
 
 static kn_loader *of_mnist(const char *folder, kn_image_set **set)
@@ -199,5 +179,4 @@ KN_TEST(loader, every_allocation_failing)
 {
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files */
     fail_each_allocation(of_mnist, temp_path(""), 100);
-    remove_temp();
 }

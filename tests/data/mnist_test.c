@@ -2,6 +2,7 @@
 #include "data/data.h"
 #include "data/mnist.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 #include "tests/data/idx.h"
 
 #include <sys/resource.h>
@@ -36,11 +37,9 @@ static size_t gzip(const unsigned char *data, size_t size, unsigned char *out, s
 KN_TEST(mnist, gzipped_files_without_zlib)
 {
     const unsigned char begin[] = { 0x1f, 0x8b, 8, 0 };
-    kn_scope scope = kn_scope_begin();
-    KN_CHECK(!kn_idx_read(write_temp("some.idx.gz", begin, sizeof begin)));
-    KN_CHECK_ERROR("is gzipped, but zlib wasn't found when Knap was built");
-    kn_scope_end(scope);
-    remove_temp();
+    IN_SCOPE;
+    REFUSED(kn_idx_read(write_temp("some.idx.gz", begin, sizeof begin)),
+            "is gzipped, but zlib wasn't found when Knap was built");
 }
 #endif
 
@@ -57,7 +56,7 @@ KN_TEST(mnist, plain_and_gzipped)
             write_temp("t10k-images-idx3-ubyte.gz", packed, n);
             write_temp("t10k-images-idx3-ubyte", "not read", 8);
         }
-        KN_CHECK(kn_images_read(temp_path(""), "test", &im), "%s", kn_error());
+        KN_CHECK(kn_images_read(temp_path(""), "test", &im));
         KN_CHECK(im.count == COUNT && im.rows == SIDE && im.cols == SIDE);
         for (int i = 0; i < COUNT; i++)
             KN_CHECK(im.label[i] == i && im.pixel[i * PIXELS + 8] == 20 * i);
@@ -65,11 +64,9 @@ KN_TEST(mnist, plain_and_gzipped)
         kn_images_free(&im);
         KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before);
     }
-    KN_CHECK(!kn_images_read(temp_path(""), "train", &im));
-    KN_CHECK_ERROR("train-images-idx3-ubyte.gz");
-    KN_CHECK(!kn_images_read(temp_path(""), "tset", &im));
-    KN_CHECK_ERROR("no split 'tset'; splits are train and test");
-    remove_temp();
+    REFUSED(kn_images_read(temp_path(""), "train", &im), "train-images-idx3-ubyte.gz");
+    REFUSED(kn_images_read(temp_path(""), "tset", &im),
+            "no split 'tset'; splits are train and test");
 }
 
 KN_TEST(mnist, hostile_headers)
@@ -109,9 +106,7 @@ KN_TEST(mnist, hostile_headers)
     make_idx(images, labels);
     labels[7] = 11;
     write_both(images, sizeof images, labels, sizeof labels);
-    KN_CHECK(!kn_images_read(temp_path(""), "test", &im));
-    KN_CHECK_ERROR("has 11 labels for 10 images");
-    remove_temp();
+    REFUSED(kn_images_read(temp_path(""), "test", &im), "has 11 labels for 10 images");
 }
 
 /* Cut at every byte, and one byte changed at every place: an error, or (changed bytes that gzip
@@ -151,7 +146,6 @@ KN_TEST(mnist, truncated_and_flipped_files)
         KN_CHECK(!kn_images_read(temp_path(""), "test", &im), "%zu bytes of labels are taken", i);
         KN_CHECK_ERROR("labels-idx1-ubyte");
     }
-    remove_temp();
 }
 
 /* Every type of element, in any number of dims. */
@@ -183,30 +177,25 @@ KN_TEST(mnist, idx_files)
         { { 0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0 }, 11, KN_I32, 1, 0, "cut short (1 bytes" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *t = kn_idx_read(write_temp("some.idx", cases[i].file, cases[i].size));
         if (cases[i].error) {
             KN_CHECK(!t, "case %zu", i);
             KN_CHECK_ERROR(cases[i].error);
         } else {
-            KN_CHECK(t && kn_dtype_of(t) == cases[i].dtype && kn_ndim(t) == cases[i].dims, "%s",
-                     kn_error());
+            KN_CHECK(t && kn_dtype_of(t) == cases[i].dtype && kn_ndim(t) == cases[i].dims);
             kn_array one = kn_array_of(t);
             const char *last =
                 (char *)one.data + (size_t)(kn_numel(t) - 1) * kn_dtype_size(one.dtype);
             KN_CHECK(kn_element(one.dtype, last) == cases[i].last, "case %zu", i);
         }
-        kn_scope_end(scope);
     }
-    KN_CHECK(!kn_idx_read(temp_path("")));
-    KN_CHECK_ERROR("is not a regular file");
+    REFUSED(kn_idx_read(temp_path("")), "is not a regular file");
     /* of fewer bytes than it is said to have, as one that is cut while it is read */
     static const char shorter[] = "/sys/kernel/mm/transparent_hugepage/enabled";
     KN_CHECK(access(shorter, R_OK) != 0 || !kn_idx_read(shorter));
     kn_clear_error();
-    KN_CHECK(!kn_idx_read(temp_path("none")));
-    KN_CHECK_ERROR("cannot open");
-    remove_temp();
+    REFUSED(kn_idx_read(temp_path("none")), "cannot open");
 }
 
 /* Memory for the elements that a header promises isn't used before they come. */
@@ -218,19 +207,17 @@ KN_TEST(mnist, promises_of_a_short_file)
     KN_CHECK(truncate(path, 1 << 18) == 0); /* gzipped it could hold so many */
     getrusage(RUSAGE_SELF, &before);
     kn_scope scope = kn_scope_begin();
-    KN_CHECK(!kn_idx_read(path));
-    KN_CHECK_ERROR("is cut short");
+    REFUSED(kn_idx_read(path), "is cut short");
     kn_scope_end(scope);
     getrusage(RUSAGE_SELF, &after);
     KN_CHECK(after.ru_maxrss - before.ru_maxrss < 128 << 10, "%ld KiB more",
              after.ru_maxrss - before.ru_maxrss);
-    remove_temp();
 }
 
 KN_TEST(mnist, real_files)
 {
     kn_images im;
-    char *folder = kn_data_find_quietly("mnist");
+    OWNED_HOST char *folder = kn_data_find_quietly("mnist");
     if (!folder)
         KN_SKIP("MNIST is not on this machine (KNAP_DATA)");
     if (GZIPPED == 1) {
@@ -243,7 +230,7 @@ KN_TEST(mnist, real_files)
     } halves[] = { { "train", 60000, 5, 5923 }, { "test", 10000, 7, 980 } };
     for (int h = 0; h < 2; h++) {
         int64_t zeros = 0;
-        KN_CHECK(kn_images_read(folder, halves[h].split, &im), "%s", kn_error());
+        KN_CHECK(kn_images_read(folder, halves[h].split, &im));
         KN_CHECK(im.count == halves[h].count && im.rows == 28 && im.cols == 28);
         KN_CHECK(im.label[0] == halves[h].first_label);
         for (int64_t i = 0; i < im.count; i++)
@@ -251,5 +238,4 @@ KN_TEST(mnist, real_files)
         KN_CHECK(zeros == halves[h].zeros);
         kn_images_free(&im);
     }
-    kn_host_free(folder);
 }

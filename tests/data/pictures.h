@@ -29,7 +29,7 @@ static inline kn_tensor *picture(int64_t channels, int64_t height, int64_t width
 static inline void write_batch(const char *name, int first, int count, bool hundred)
 {
     const size_t record = 3072 + 1 + hundred;
-    uint8_t *bytes = malloc(record * (size_t)count);
+    OWNED_BYTES uint8_t *bytes = malloc(record * (size_t)count);
     for (int i = 0; i < count; i++) {
         uint8_t *p = bytes + (size_t)i * record;
         if (hundred)
@@ -39,7 +39,6 @@ static inline void write_batch(const char *name, int first, int count, bool hund
             p[j] = (uint8_t)(first + i + j);
     }
     write_temp(name, bytes, record * (size_t)count);
-    free(bytes);
 }
 
 /* Five batches of each images, and a test batch of as many. */

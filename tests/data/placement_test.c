@@ -1,8 +1,8 @@
 /* tests/data/placement_test.c: where batches and threads go: batches on a device with memory of its
  * own, threads on cores that the rank has left over. */
-#include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "kernels/stream.h"
+#include "tests/data/owned.h"
 #include "tests/data/samples.h"
 #include "tests/fsdp/guarded.h"
 
@@ -13,20 +13,19 @@ KN_TEST(placement, batches_on_a_device)
     kn_loader *cpu = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
                                    .batch = 4, .shuffle = true);
     for (int workers = 0; workers < 3; workers += 2) {
-        kn_loader *l =
+        OWNED_LOADER kn_loader *l =
             kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS, .batch = 4,
                           .shuffle = true, .workers = workers, .device = GUARDED);
         kn_loader_seek(cpu, 0);
         for (int k = 0; k < 5; k++) {
             kn_scope s = kn_scope_begin();
             kn_batch b = kn_next(l), c = kn_next(cpu);
-            KN_CHECK(b.x && c.x, "%s", kn_error());
+            KN_CHECK(b.x && c.x);
             KN_CHECK(kn_device_of(b.x) == GUARDED && kn_device_of(b.y) == GUARDED);
             KN_CHECK(kn_to_host(b.x, there, sizeof there) && kn_to_host(c.x, here, sizeof here));
             KN_CHECK(memcmp(here, there, sizeof here) == 0);
             kn_scope_end(s);
         }
-        kn_loader_free(l);
     }
     kn_loader_free(cpu);
     guarded_end();
@@ -44,12 +43,13 @@ KN_TEST(placement, tensors_on_a_device)
     kn_tensor *there = kn_to_device(here, GUARDED);
     for (int from = 0; from < 2; from++)
         for (int shuffle = 0; shuffle < 2; shuffle++) {
-            kn_loader *l = kn_tensor_loader(NULL, .field = { from ? there : here }, .batch = 5,
-                                            .shuffle = shuffle, .device = GUARDED);
+            OWNED_LOADER kn_loader *l =
+                kn_tensor_loader(NULL, .field = { from ? there : here }, .batch = 5,
+                                 .shuffle = shuffle, .device = GUARDED);
             int seen = 0;
             for (int k = 0; k < 2; k++) {
                 kn_batch b = kn_next(l);
-                KN_CHECK(b.x && kn_device_of(b.x) == GUARDED, "%s", kn_error());
+                KN_CHECK(b.x && kn_device_of(b.x) == GUARDED);
                 KN_CHECK(kn_to_host(b.x, x, sizeof x));
                 for (int i = 0; i < 5; i++) {
                     KN_CHECK(x[i][1] == x[i][0] + 1 && (shuffle || x[i][0] == 2 * (5 * k + i)));
@@ -58,7 +58,6 @@ KN_TEST(placement, tensors_on_a_device)
             }
             KN_CHECK(seen == 1023);
             KN_CHECK(kn_loader_read_stats(l).copied == (from && !shuffle ? 0 : 2));
-            kn_loader_free(l);
         }
     kn_scope_end(scope);
     KN_CHECK_OK();

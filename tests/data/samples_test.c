@@ -1,9 +1,9 @@
 /* tests/data/samples_test.c: loaders over a function of the user: each row is the sample that its
  * place says, whichever thread fills it and however a run got there. */
+#include "tests/data/owned.h"
 #include "tests/data/samples.h"
 #include "comm/comm.h"
 #include "data/data.h"
-#include "kernels/faults.h"
 
 enum { SAMPLES = 13, MOST = 16 }; /* rows of a batch */
 
@@ -13,12 +13,13 @@ KN_TEST(samples, any_number_of_workers)
     int64_t live = kn_live_tensors();
     for (int shuffle = 0; shuffle < 2; shuffle++)
         for (int workers = 0; workers < 5; workers++) {
-            kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES,
-                                         NUMBERS, .batch = 4, .shuffle = shuffle, .seed = 5,
-                                         .workers = workers, .ahead = workers > 2 ? workers : 0);
+            OWNED_LOADER kn_loader *l =
+                kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                              .batch = 4, .shuffle = shuffle, .seed = 5, .workers = workers,
+                              .ahead = workers > 2 ? workers : 0);
             for (int k = 0; k < 8; k++) {
                 double *x = workers ? other : one[k];
-                KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+                KN_CHECK(take(l, x, NULL) == 4);
                 KN_CHECK(memcmp(x, one[k], sizeof one[k]) == 0, "%d workers", workers);
                 for (int r = 0; r < 4; r++) {
                     int64_t at = 4 * k + r, i = at % SAMPLES, e = at / SAMPLES;
@@ -26,7 +27,6 @@ KN_TEST(samples, any_number_of_workers)
                     KN_CHECK(x[WIDTH * r] == (double)i && x[WIDTH * r + 1] == (double)e);
                 }
             }
-            kn_loader_free(l);
         }
     KN_CHECK(kn_live_tensors() == live);
 }
@@ -36,11 +36,10 @@ KN_TEST(samples, random_numbers_of_a_sample)
 {
     double x[2][4][4 * WIDTH];
     for (int seed = 0; seed < 2; seed++) {
-        kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 8, NUMBERS,
-                                     .batch = 4, .seed = (uint64_t)seed);
+        OWNED_LOADER kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 8,
+                                                  NUMBERS, .batch = 4, .seed = (uint64_t)seed);
         for (int k = 0; k < 4; k++)
             KN_CHECK(take(l, x[seed][k], NULL) == 4);
-        kn_loader_free(l);
     }
     for (int a = 0; a < 32; a++)
         for (int b = 0; b < a; b++)
@@ -73,9 +72,9 @@ static int shares(kn_comm *world, void *arg)
     double x[MOST * WIDTH], y[MOST * WIDTH], seen[SAMPLES];
     run alone = *r;
     alone.unknown = alone.workers = 0;
-    kn_loader *mine = loader_of(r, &n, world);
+    OWNED_LOADER kn_loader *mine = loader_of(r, &n, world);
     alone.accum = 4;
-    kn_loader *all =
+    OWNED_LOADER kn_loader *all =
         kn_loader_new(fill_numbers, &n, NULL, .samples = r->samples, NUMBERS, .batch = r->batch,
                       .accum = 4, .tail = r->tail, .seed = 9, .shuffle = !r->unknown);
     int64_t rounds = kn_loader_rounds(all) / ranks, full = 0;
@@ -99,8 +98,6 @@ static int shares(kn_comm *world, void *arg)
         bad += r->tail == KN_TAIL_DROP && times > 3;
     }
     bad += !kn_ok();
-    kn_loader_free(mine);
-    kn_loader_free(all);
     return bad;
 }
 
@@ -133,11 +130,12 @@ static int goes_on(kn_comm *world, void *arg)
     run mine = r->run, whole = r->run;
     double x[MOST * WIDTH], y[MOST * WIDTH];
     mine.batch = 8 / ranks;
-    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, world, .samples = SAMPLES, NUMBERS,
-                                 .batch = mine.batch, .tail = mine.tail, .shuffle = true, .seed = 9,
-                                 .workers = mine.workers);
-    kn_loader *all = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
-                                   .batch = 8, .tail = whole.tail, .shuffle = true, .seed = 9);
+    OWNED_LOADER kn_loader *l = kn_loader_new(
+        fill_numbers, (void *)&plain, world, .samples = SAMPLES, NUMBERS, .batch = mine.batch,
+        .tail = mine.tail, .shuffle = true, .seed = 9, .workers = mine.workers);
+    OWNED_LOADER kn_loader *all =
+        kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS, .batch = 8,
+                      .tail = whole.tail, .shuffle = true, .seed = 9);
     bad += take(l, x, NULL) < 1; /* it was somewhere else before */
     bad += !kn_loader_set_position(l, r->from);
     kn_loader_seek(all, r->round);
@@ -148,8 +146,6 @@ static int goes_on(kn_comm *world, void *arg)
     }
     kn_position a = kn_loader_position(l), b = kn_loader_position(all);
     bad += memcmp(&a, &b, sizeof a) != 0 || !kn_ok();
-    kn_loader_free(l);
-    kn_loader_free(all);
     return bad;
 }
 
@@ -158,7 +154,7 @@ KN_TEST(samples, resume_at_every_position_on_other_ranks)
     const kn_tail tails[] = { KN_TAIL_NEXT, KN_TAIL_DROP, KN_TAIL_PAD };
     double x[8 * WIDTH];
     for (int t = 0; t < 3; t++) {
-        kn_loader *l =
+        OWNED_LOADER kn_loader *l =
             kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
                           .batch = 8, .tail = tails[t], .shuffle = true, .seed = 9);
         for (int64_t round = 0; round < 5; round++) {
@@ -170,7 +166,6 @@ KN_TEST(samples, resume_at_every_position_on_other_ranks)
                          t, (int)round, ranks);
             KN_CHECK(take(l, x, NULL) == 8);
         }
-        kn_loader_free(l);
     }
 }
 
@@ -180,8 +175,9 @@ KN_TEST(samples, jumps)
     static const int64_t rounds[] = { 0, 5, 6, 0, 1, 1, 7, 3, 4 };
     double x[4 * WIDTH];
     for (int workers = 0; workers < 3; workers++) {
-        kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES,
-                                     NUMBERS, .batch = 4, .workers = workers);
+        OWNED_LOADER kn_loader *l =
+            kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                          .batch = 4, .workers = workers);
         for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
             kn_loader_seek(l, rounds[i]);
             KN_CHECK(kn_loader_round(l) == rounds[i] && take(l, x, NULL) == 4);
@@ -190,14 +186,14 @@ KN_TEST(samples, jumps)
         kn_loader_seek(l, -3);
         KN_CHECK_ERROR("kn_loader_seek: round -3; rounds count from 0");
         KN_CHECK(kn_loader_round(l) == 5, "it stays");
-        kn_loader_free(l);
     }
 }
 
 KN_TEST(samples, positions_that_do_not_fit)
 {
-    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
-                                 .batch = 4, .shuffle = true, .tail = KN_TAIL_DROP);
+    OWNED_LOADER kn_loader *l =
+        kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS, .batch = 4,
+                      .shuffle = true, .tail = KN_TAIL_DROP);
     const struct {
         kn_position p;
         const char *error;
@@ -223,15 +219,12 @@ KN_TEST(samples, positions_that_do_not_fit)
     KN_CHECK_ERROR("rounds count from 0");
     KN_CHECK(kn_loader_round(l) == 0);
     kn_data_sample s = { .seed = 1 };
-    KN_CHECK(kn_draw_below(&s, 0) == 0);
-    KN_CHECK_ERROR("kn_draw_below: n is 0");
-    KN_CHECK(kn_random_below(1, 1, 1, -5) == 0);
-    KN_CHECK_ERROR("kn_random_below: n is -5");
+    REFUSED(kn_draw_below(&s, 0), "kn_draw_below: n is 0");
+    REFUSED(kn_random_below(1, 1, 1, -5), "kn_random_below: n is -5");
     kn_loader_free(l);
     l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS, .batch = 4,
                       .seed = 5); /* in order: the seed says nothing about places */
     KN_CHECK(kn_loader_set_position(l, (kn_position){ 0, 4, 4, 13, 1 }) && kn_loader_round(l) == 1);
-    kn_loader_free(l);
 }
 
 /* A run goes on at any sample, with batches whose rounds don't begin there. */
@@ -240,12 +233,12 @@ KN_TEST(samples, go_on_inside_of_a_round)
     double x[4 * WIDTH];
     for (int64_t at = 0; at < 30; at++)
         for (int workers = 0; workers < 3; workers++) {
-            kn_loader *l =
+            OWNED_LOADER kn_loader *l =
                 kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
                               .batch = 4, .shuffle = true, .seed = 5, .workers = workers);
             KN_CHECK(l && take(l, x, NULL) == 4); /* threads are ahead of it */
             const kn_position p = { at / SAMPLES, at % SAMPLES, 1, SAMPLES, 5 };
-            KN_CHECK(kn_loader_set_position(l, p), "%s", kn_error());
+            KN_CHECK(kn_loader_set_position(l, p));
             KN_CHECK(kn_loader_round(l) == at / 4);
             const kn_position q = kn_loader_position(l);
             KN_CHECK(q.epoch == p.epoch && q.sample == p.sample);
@@ -260,7 +253,6 @@ KN_TEST(samples, go_on_inside_of_a_round)
             }
             kn_loader_seek(l, 0); /* counts from the first sample again */
             KN_CHECK(kn_loader_position(l).sample == 0 && kn_loader_position(l).epoch == 0);
-            kn_loader_free(l);
         }
 }
 
@@ -281,12 +273,12 @@ KN_TEST(samples, the_last_round)
     const int64_t last = INT64_MAX / 4 - 2;
     double x[4 * WIDTH];
     for (int workers = 0; workers < 3; workers++) {
-        kn_loader *l =
+        OWNED_LOADER kn_loader *l =
             kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
                           .batch = 4, .workers = workers, .ahead = workers ? 8 : 0);
         kn_loader_seek(l, last - 1);
         for (int k = 0; k < 2; k++) {
-            KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+            KN_CHECK(take(l, x, NULL) == 4);
             KN_CHECK(x[0] == (double)((last - 1 + k) * 4 % SAMPLES) && x[1] > 0);
         }
         for (int k = 0; k < 2; k++) {
@@ -295,8 +287,7 @@ KN_TEST(samples, the_last_round)
                 "there is no round 2305843009213693950; 2305843009213693949 is the last");
         }
         kn_loader_seek(l, 1);
-        KN_CHECK(take(l, x, NULL) == 4 && x[0] == 4, "%s", kn_error());
-        kn_loader_free(l);
+        KN_CHECK(take(l, x, NULL) == 4 && x[0] == 4);
     }
 }
 
@@ -305,14 +296,13 @@ KN_TEST(samples, refused_positions_beside_workers)
 {
     const numbers long_data = { 1 << 20, -1, -1 };
     double x[4 * WIDTH];
-    kn_loader *l = kn_loader_new(fill_numbers, (void *)&long_data, NULL, NUMBERS, .batch = 4,
-                                 .workers = 2, .ahead = 4);
+    OWNED_LOADER kn_loader *l = kn_loader_new(fill_numbers, (void *)&long_data, NULL, NUMBERS,
+                                              .batch = 4, .workers = 2, .ahead = 4);
     for (int k = 0; k < 500; k++) {
-        KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+        KN_CHECK(take(l, x, NULL) == 4);
         for (int r = 0; r < 4; r++)
             KN_CHECK(x[WIDTH * r] == 4 * k + r && x[WIDTH * r + 1] == 0, "round %d", k);
-        KN_CHECK(!kn_loader_set_position(l, (kn_position){ .sample = 5, .step = 4, .samples = 5 }));
-        KN_CHECK_ERROR("there is no sample 5 of epoch 0");
+        REFUSED(kn_loader_set_position(l, (kn_position){ .sample = 5, .step = 4, .samples = 5 }),
+                "there is no sample 5 of epoch 0");
     }
-    kn_loader_free(l);
 }

@@ -3,9 +3,9 @@
 #include "comm/comm.h"
 #include "data/data.h"
 #include "data/loader.h"
-#include "kernels/faults.h"
 #include "kernels/memory.h"
-#include "tests/kn_test.h"
+#include "tests/data/owned.h"
+#include "tests/owned.h"
 
 enum { ROWS = 10 };
 
@@ -51,16 +51,16 @@ static bool holds(const rows *r, const kn_batch *b, const int64_t *index, int64_
 KN_TEST(tensor_loader, rows_in_order_are_views)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     int64_t before = kn_ledger_read().live[KN_MEM_DATA];
-    kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4);
+    OWNED_LOADER kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4);
     for (int k = 0; k < 5; k++) {
         kn_batch b = kn_next(l);
         int64_t index[4];
         for (int i = 0; i < 4; i++)
             index[i] = (4 * k + i) % ROWS;
-        KN_CHECK(holds(&r, &b, index, 4), "%s", kn_error());
+        KN_CHECK(holds(&r, &b, index, 4));
         bool around = k == 2; /* rows 8, 9, 0, 1 */
         KN_CHECK((kn_data(b.x) == (void *)r.x[index[0]]) == !around);
         KN_CHECK((kn_data(b.y) == (void *)&r.y[index[0]]) == !around);
@@ -69,31 +69,27 @@ KN_TEST(tensor_loader, rows_in_order_are_views)
     }
     kn_loader_stats s = kn_loader_read_stats(l);
     KN_CHECK(s.batches == 5 && s.copied == 1 && s.replaced == 0);
-    kn_loader_free(l);
-    kn_scope_end(scope);
 }
 
 KN_TEST(tensor_loader, shuffled_rows_are_copies)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     for (int workers = 0; workers < 3; workers++) {
-        kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true, .seed = 3,
-                                        .workers = workers);
+        OWNED_LOADER kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true,
+                                                     .seed = 3, .workers = workers);
         for (int k = 0; k < 5; k++) {
             kn_batch b = kn_next(l);
             int64_t index[4];
             for (int i = 0; i < 4; i++)
                 index[i] = kn_shuffle(3, (4 * k + i) / ROWS, ROWS, (4 * k + i) % ROWS);
-            KN_CHECK(holds(&r, &b, index, 4), "%d workers: %s", workers, kn_error());
+            KN_CHECK(holds(&r, &b, index, 4), "%d workers", workers);
         }
         kn_loader_stats s = kn_loader_read_stats(l);
         KN_CHECK(s.batches == 5 && s.copied == 5);
         KN_CHECK(s.waited_s > 0 && s.waiting > 0 && s.waiting <= 1);
-        kn_loader_free(l);
     }
-    kn_scope_end(scope);
 }
 
 KN_TEST(tensor_loader, the_end_of_an_epoch)
@@ -106,10 +102,11 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
                   { KN_TAIL_PAD, 3, 4, 2, 0 },
                   { KN_TAIL_SHORT, 3, 2, 2, 0 } };
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .tail = cases[i].tail);
+        OWNED_LOADER kn_loader *l =
+            kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .tail = cases[i].tail);
         KN_CHECK(kn_loader_rounds(l) == cases[i].rounds);
         kn_loader_seek(l, 2);
         kn_batch b = kn_next(l);
@@ -118,7 +115,6 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
         KN_CHECK(b.samples == cases[i].samples && b.epoch == (cases[i].tail == KN_TAIL_DROP));
         b = kn_next(l);
         KN_CHECK(((int64_t *)kn_data(b.y))[0] == cases[i].next);
-        kn_loader_free(l);
     }
     /* more places than samples: all of them in each batch */
     kn_loader *l = kn_tensor_loader(NULL, FIELDS(r), .batch = 25, .tail = KN_TAIL_PAD);
@@ -126,7 +122,6 @@ KN_TEST(tensor_loader, the_end_of_an_epoch)
     KN_CHECK(b.samples == ROWS && kn_size(b.x, 0) == 25 && kn_loader_rounds(l) == 1);
     KN_CHECK(((int64_t *)kn_data(b.y))[24] == 4);
     kn_loader_free(l);
-    kn_scope_end(scope);
 }
 
 /* Short batches of ranks: the last one of an epoch has a row that doesn't count. */
@@ -158,7 +153,7 @@ KN_TEST(tensor_loader, ranks_without_a_sample)
 KN_TEST(tensor_loader, on_meta)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     kn_loader *l =
         kn_tensor_loader(NULL, FIELDS(r), .batch = 4, .shuffle = true, .device = KN_META);
@@ -172,7 +167,6 @@ KN_TEST(tensor_loader, on_meta)
     KN_CHECK(kn_loader_read_stats(l).copied == 1);
     kn_loader_free(l);
     KN_CHECK_OK();
-    kn_scope_end(scope);
 }
 
 KN_TEST(tensor_loader, keeps_its_tensors)
@@ -196,7 +190,7 @@ KN_TEST(tensor_loader, keeps_its_tensors)
 KN_TEST(tensor_loader, errors)
 {
     rows r;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     rows_make(&r);
     kn_tensor *nine = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(9)),
               *none = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0, 3));
@@ -225,11 +219,8 @@ KN_TEST(tensor_loader, errors)
         KN_CHECK(!kn_tensor_loader_(NULL, cases[i].o), "case %zu", i);
         KN_CHECK_ERROR(cases[i].error);
     }
-    KN_CHECK(!kn_borrow(KN_F32, NULL, KN_SHAPE(2)));
-    KN_CHECK_ERROR("is NULL");
-    KN_CHECK(!kn_borrow(KN_F32, (char *)r.x + 1, KN_SHAPE(2)));
-    KN_CHECK_ERROR("not aligned to its elements");
-    KN_CHECK(!kn_borrow(KN_F32, r.x, KN_SHAPE(INT64_MAX, 4)));
-    KN_CHECK_ERROR("borrow: size 9223372036854775807 in dim 0");
-    kn_scope_end(scope);
+    REFUSED(kn_borrow(KN_F32, NULL, KN_SHAPE(2)), "is NULL");
+    REFUSED(kn_borrow(KN_F32, (char *)r.x + 1, KN_SHAPE(2)), "not aligned to its elements");
+    REFUSED(kn_borrow(KN_F32, r.x, KN_SHAPE(INT64_MAX, 4)),
+            "borrow: size 9223372036854775807 in dim 0");
 }

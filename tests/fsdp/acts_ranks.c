@@ -1,5 +1,6 @@
 /* tests/fsdp/acts_ranks.c: a program of acts on ranks; each act is compared with the reference. */
 #include "fsdp/unit.h"
+#include "tests/owned.h"
 #include "tests/fsdp/acts.h"
 
 typedef struct trainer {
@@ -208,16 +209,14 @@ static bool evaluate(trainer *t, const act *a, int number, bool compares)
 
 static bool sample(int rank)
 {
-    bool mode = kn_set_grad_mode(false);
-    kn_scope scope = kn_scope_begin();
+    WITHOUT_GRAD;
+    IN_SCOPE;
     bool ok = true;
     for (int i = 0; i <= rank && ok; i++)
         ok = kn_multinomial(
                  kn_softmax(kn_randn_like(kn_dropout(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)), 0.5)),
                             -1),
                  1, true) != NULL;
-    kn_scope_end(scope);
-    kn_set_grad_mode(mode);
     return ok && kn_ok();
 }
 
@@ -241,7 +240,7 @@ static bool backward(trainer *t, const act *a, int number)
     t->mode = a->arg[1];
     for (int k = 0; k < ACTS_PARTS; k++)
         ok = ok && (t->gone[k] || kn_unclip_grads(t->net.part[k]));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = ok ? loss(t, a, number) : NULL;
     double is = y ? kn_item(y) : NAN, want = t->job->want[number].loss[t->rank];
     int between = t->job->without && a->arg[4] >= BETWEEN_EVALUATE ? 0 : a->arg[4];
@@ -252,7 +251,6 @@ static bool backward(trainer *t, const act *a, int number)
         freeze(t, a->arg[5], between == BETWEEN_FREEZE);
     ok = ok && (between != BETWEEN_EVALUATE || evaluate(t, &other, number, false)) &&
          (between != BETWEEN_SAMPLE || sample(t->rank)) && kn_backward(y);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
@@ -418,7 +416,7 @@ static bool run(trainer *t, const act *a, int number)
 int acts_ranks(kn_comm *world, void *arg)
 {
     acts_job *job = arg;
-    trainer *t = calloc(1, sizeof *t);
+    OWNED_BYTES trainer *t = calloc(1, sizeof *t);
     *t = (trainer){ .job = job, .p = &job->p, .rank = kn_rank(world), .mode = -1 };
     t->comm[RANKS_ALL] = world;
     kn_set_threads(1);
@@ -440,6 +438,5 @@ int acts_ranks(kn_comm *world, void *arg)
         if (!t->merged[k] && !t->gone[k])
             kn_module_free(t->net.part[k]);
     kn_module_free(&t->net);
-    free(t);
     return !ok;
 }

@@ -113,7 +113,7 @@ static void refuses_slip(kn_comm *world, void *arg)
 {
     const slipping *w = arg;
     char says[256];
-    pair m;
+    OWNED_MODULE pair m;
     snprintf(says, sizeof says, slip_says[w->s], kn_comm_size(world) - 1);
     KN_CHECK(pair_init(&m, w->s, is_last(world), w->device));
     REFUSED(wrap_pair(&m, world, w), "kn_fsdp_wrap: ", says);
@@ -121,7 +121,6 @@ static void refuses_slip(kn_comm *world, void *arg)
     KN_CHECK(w->device == KN_META || kn_param_unfilled(kn_module_param(&m.first, "weight")));
     kn_module_free(&m);
     KN_CHECK(pair_init(&m, w->s, true, KN_META) && kn_fsdp_wrap(&m, kn_comm_self()), "alone");
-    kn_module_free(&m);
 }
 
 KN_TEST(alike, parameters_that_differ_over_ranks)
@@ -347,7 +346,7 @@ RANK_TEST(alike, the_ranks_of_a_mesh_that_hold_copies_are_named, .threads = "4",
 /* A module that nothing shards, a summoned one, an optimizer of before; on meta only names. */
 RANK_TEST(alike, modules_that_cannot_be_checked, .threads = "12")
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .device = KN_META) &&
                  kn_fsdp_check(&m),
              "on meta");
@@ -359,7 +358,6 @@ RANK_TEST(alike, modules_that_cannot_be_checked, .threads = "12")
     REFUSED(kn_fsdp_check(&m), "is summoned", "end the scope");
     KN_CHECK(kn_summon_end(s) || kn_comm_size(world) > 1); /* the error has ended several ranks */
     kn_clear_error();
-    kn_module_free(&m);
 }
 
 /* ---- errors half-way ------------------------------------------------------------------------- */
@@ -431,13 +429,12 @@ typedef struct choices {
 static int wraps_with_its_file(kn_comm *world, void *arg)
 {
     const choices *c = arg;
-    net m;
+    OWNED_MODULE net m;
     setenv("KNAP_TUNED", c->file[kn_rank(world)], 1);
     kn_choices_forget();
     const bool ok = net_init(&m, KN_CPU) && kn_fsdp_wrap(&m, world);
     if (kn_rank(world) == 1)
         snprintf(c->said, 4096, "%s", kn_error() ? kn_error() : "");
-    kn_module_free(&m);
     return !ok;
 }
 

@@ -8,7 +8,7 @@
 RANK_TEST(buffer, a_buffer_of_several_modules_is_cast_once, .threads = "124")
 {
     for (int how = 0; how < 4; how++) {
-        pair m;
+        OWNED_PAIR pair m;
         KN_CHECK(pair_init(&m, false) && kn_buffer(&m.a, "running", m.buffer) &&
                  kn_fsdp_wrap(&m, world, .wrap_class = how & 1 ? "spy" : NULL,
                               .buffer_dtype = KN_BF16, .sync_from_rank0 = how > 1));
@@ -19,15 +19,14 @@ RANK_TEST(buffer, a_buffer_of_several_modules_is_cast_once, .threads = "124")
             KN_CHECK(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f), "summoned %d, %d", i, how);
             KN_CHECK(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d, %d", i, how);
         }
-        pair_free(&m);
     }
 }
 
 /* Showing what nobody writes counts as no write to what a backward saved. */
 KN_TEST(buffer, a_buffer_may_be_shown_between_forward_and_backward)
 {
-    pair m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_PAIR pair m;
+    IN_SCOPE;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16));
     kn_tensor *x = kn_require_grad(kn_ones(KN_BF16, KN_CPU, KN_SHAPE(3)), true);
     kn_tensor *loss = sum_of(kn_mul(x, m.buffer));
@@ -37,8 +36,6 @@ KN_TEST(buffer, a_buffer_may_be_shown_between_forward_and_backward)
     KN_CHECK(kn_module_full_buffers(&m, true) && put(m.buffer, 1, 2, 3) &&
              kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 1, 2, 3));
     REFUSED(kn_backward(loss), "was written in place after forward used it");
-    kn_scope_end(scope);
-    pair_free(&m);
 }
 
 KN_TEST(buffer, a_wrap_that_fails_casts_no_buffer)
@@ -62,7 +59,7 @@ KN_TEST(buffer, a_wrap_that_fails_casts_no_buffer)
 /* A buffer that another unit casts stays as that one has it. */
 KN_TEST(buffer, a_wrap_that_fails_leaves_the_buffers_of_others)
 {
-    pair m;
+    OWNED_PAIR pair m;
     KN_CHECK(pair_init(&m, false) && kn_buffer(&m.a, "shared", m.buffer));
     kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_buffer(&m.a, "lost", kn_empty(KN_F32, KN_META, KN_SHAPE(2))));
@@ -70,5 +67,4 @@ KN_TEST(buffer, a_wrap_that_fails_leaves_the_buffers_of_others)
     KN_CHECK(kn_fsdp_wrap(&m.b, NULL, .buffer_dtype = KN_BF16) && shows(&m, KN_BF16, 1, 1, 300));
     REFUSED(kn_fsdp_wrap(&m.a, NULL, .buffer_dtype = KN_F16), "buffer 'a.lost' is on meta");
     KN_CHECK(shows(&m, KN_BF16, 1, 1, 300));
-    pair_free(&m);
 }

@@ -1,6 +1,5 @@
 /* tests/fsdp/call_test.c: ways to call a unit other than by its forward inside the root's:
  * directly, as an outermost call of its own, and by methods. */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/random.h"
 #include "tests/fsdp/two.h"
 

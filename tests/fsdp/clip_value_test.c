@@ -156,10 +156,8 @@ KN_TEST(clip_value, wrong_use_is_a_sentence)
         kn_clear_error();
     }
     KN_CHECK(net_backward(&m, 0) && kn_clip_grad_value(&m, 0.1) && net_backward(&m, 1));
-    KN_CHECK(!kn_step(o) && strstr(kn_error(), "a later backward added to them"));
-    kn_clear_error();
+    REFUSED(kn_step(o), "a later backward added to them");
     KN_CHECK(kn_unclip_grads(&m) && kn_clip_grad_norm(&m, 1) != NULL);
-    KN_CHECK(!kn_clip_grad_value(&m.fc1, 0.1) && strstr(kn_error(), "name that one"));
-    kn_clear_error();
+    REFUSED(kn_clip_grad_value(&m.fc1, 0.1), "name that one");
     KN_CHECK(kn_step(o));
 }

@@ -51,7 +51,7 @@ enum { MICROS = 4 };
 static int traced(chain *c, int ahead, chain_trace *t)
 {
     kn_tensor *loss[MICROS];
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     int asked = 0;
     kn_trace_watch(1u << KN_TRACE_RUN | 1u << KN_TRACE_CALL, KN_META);
     kn_scope scope = kn_scope_begin();
@@ -69,7 +69,6 @@ static int traced(chain *c, int ahead, chain_trace *t)
             chain_read(t, &events[i]);
         asked += strstr(events[i].what, "which units backward reaches") != NULL;
     }
-    kn_host_free(events);
     return asked;
 }
 

@@ -112,7 +112,7 @@ static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *d
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(3, C, 5, 4));
     kn_tensor *dy = kn_cast(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(3, C, 5, 4)), t);
     x = kn_require_grad(kn_cast(last ? kn_channels_last(x) : x, t), true);
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     kn_trace_start(1000);
     kn_tensor *wide = by_hand ? kn_cast(x, KN_F32) : x;
     kn_tensor *y = by_hand ? kn_cast(kn_batch_norm(wide, kn_ones(KN_F32, KN_CPU, KN_SHAPE(C)),
@@ -128,7 +128,6 @@ static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *d
                  "a cast of activations");
     KN_CHECK(kn_to_host(kn_cast(y, KN_F32), y_bits, 3 * C * 20 * sizeof *y_bits) &&
              kn_to_host(kn_cast(kn_grad(x), KN_F32), dx_bits, 3 * C * 20 * sizeof *dx_bits));
-    kn_host_free(events);
 }
 
 /* It computes narrow inputs in f32 and rounds once, so it needs no casts around it. */

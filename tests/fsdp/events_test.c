@@ -1,6 +1,5 @@
 /* tests/fsdp/events_test.c: the events of a step that a program hears (kn_fsdp_on_event), on meta
  * among simulated ranks (chain.h). */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/chain.h"
 #include "tests/fsdp/two.h"
 
@@ -95,7 +94,7 @@ KN_TEST(events, the_root_stays)
     for (int always = 0; always < 2; always++) {
         two m;
         heard h = { .line = "" };
-        kn_comm *world = kn_comm_simulated(2, 0, 1e6);
+        OWNED_SIMULATED kn_comm *world = kn_comm_simulated(2, 0, 1e6);
         kn_scope scope = kn_scope_begin();
         KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world, .device = KN_META) &&
                  kn_fsdp_wrap(&m, world, .device = KN_META,
@@ -110,7 +109,6 @@ KN_TEST(events, the_root_stays)
         KN_CHECK(kn_backward(sum_of(y)) && h.gathered == 0);
         kn_scope_end(scope);
         kn_module_free(&m);
-        kn_comm_simulated_free(world);
     }
 }
 

@@ -5,7 +5,6 @@
 #include "tests/fsdp/net.h"
 
 #include <dirent.h>
-#include <signal.h>
 #include <sys/wait.h>
 
 typedef struct failing {

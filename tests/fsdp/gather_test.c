@@ -1,6 +1,5 @@
 /* tests/fsdp/gather_test.c: gathers that a program asks for, in lists or by hand, and the most that
  * are ahead of their use; on meta among simulated ranks (chain.h). */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/chain.h"
 
 enum { DIM = 16 };
@@ -57,7 +56,7 @@ KN_TEST(gather, manual_unshard)
 static double first_gather(chain *c, bool early, double *work)
 {
     kn_stream *s = kn_compute_stream(KN_META);
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     chain_step(c, true);
     kn_trace_start(100);
     double begin = kn_meta_clock(s);
@@ -75,7 +74,6 @@ static double first_gather(chain *c, bool early, double *work)
         i++;
     KN_CHECK(i < n, "no gather");
     double at = events[i].begin - begin;
-    kn_host_free(events);
     return at;
 }
 

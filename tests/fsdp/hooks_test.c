@@ -170,7 +170,7 @@ static bool same_params(net *a, net *b)
  * sum is all that changes. */
 static void see_sums(kn_comm *world, void *arg)
 {
-    net plain, seen, doubled;
+    OWNED_MODULE net plain, seen, doubled;
     shown see = { .hybrid = *(bool *)arg }, twice = { .hybrid = *(bool *)arg, .doubles = true };
     KN_CHECK(train_shown(&plain, world, &see, false, false) && see.calls == 0);
     KN_CHECK(train_shown(&seen, world, &see, true, false) && same_params(&plain, &seen));
@@ -182,9 +182,6 @@ static void see_sums(kn_comm *world, void *arg)
     KN_CHECK(see.calls - calls == (see.hybrid ? calls / 2 : calls),
              "%d calls: none while all-reduce is off", see.calls - calls);
     KN_CHECK(train_shown(&doubled, world, &twice, true, true) && same_params(&seen, &doubled));
-    kn_module_free(&plain);
-    kn_module_free(&seen);
-    kn_module_free(&doubled);
 }
 
 KN_TEST(hooks, a_hook_after_the_all_reduce_sees_the_sum_over_ranks)

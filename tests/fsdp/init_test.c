@@ -27,7 +27,7 @@ RANK_TEST(init, each_rank_fills_its_shard, IN_ALL_WAYS)
         KN_CHECK(b, "%s is in no bucket", p[i].name);
         kn_interval part = b->param[p[i].index].part;
         int64_t count = kn_interval_numel(part);
-        float *want = malloc((size_t)count * sizeof *want + 1);
+        OWNED_BYTES float *want = malloc((size_t)count * sizeof *want + 1);
         kn_interval_cut(part, want, kn_data(r[i].tensor), sizeof *want);
         KN_CHECK(kn_numel(p[i].master) == count, "%s: size of the part", p[i].name);
         KN_CHECK(count == 0 ||
@@ -37,7 +37,6 @@ RANK_TEST(init, each_rank_fills_its_shard, IN_ALL_WAYS)
         KN_CHECK(reads_as(&m, i, r[i].tensor), "%s read whole", p[i].name);
         here += count;
         all += p[i].numel * b->replicas;
-        free(want);
     }
     KN_CHECK(kn_all_reduce_i64(world, &here, 1, kn_compute_stream(KN_CPU), "elements"));
     KN_CHECK(here == all, "the ranks hold %lld elements, expected %lld", (long long)here,
@@ -110,13 +109,12 @@ RANK_TEST(init, user_fills, IN_ALL_WAYS)
     int n = kn_params(&m, &p);
     int64_t here = 0;
     for (int i = 0; i < n; i++) {
-        float *host = malloc((size_t)p[i].numel * sizeof *host + 1);
+        OWNED_BYTES float *host = malloc((size_t)p[i].numel * sizeof *host + 1);
         KN_CHECK(kn_param_read(&m, i, host));
         for (int64_t k = 0; k < p[i].numel; k++)
             KN_CHECK(host[k] == filled(p[i].name, k), "%s element %lld is %g", p[i].name,
                      (long long)k, (double)host[k]);
         here += kn_numel(p[i].master);
-        free(host);
     }
     KN_CHECK(!f.bad && f.elements == here, "%lld of %lld elements filled", (long long)f.elements,
              (long long)here);

@@ -4,7 +4,6 @@
 #include "tests/failing.h"
 #include "tests/kn_test.h"
 #include "fsdp/layout.h"
-#include "kernels/trace.h"
 
 enum { MAX_PARAMS = 8, MAX_SHARDS = 9, MAX_NUMEL = 1 << 16 };
 

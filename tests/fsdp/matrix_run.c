@@ -10,6 +10,7 @@
  *
  * With one replica local goes to the total directly. */
 #include "fsdp/kinds.h"
+#include "tests/owned.h"
 #include "tests/fsdp/matrix.h"
 #include "nn/nn_internal.h"
 
@@ -91,23 +92,20 @@ static bool switch_sync(matrix_net *n, const matrix_spec *s, int round)
 static bool one_round(matrix_net *n, const matrix_spec *s, int step, int round, int micro,
                       float *loss)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     choose_turn(n, s, step, round);
     kn_tensor *l = switch_sync(n, s, round) ? matrix_loss(n, step, micro) : NULL;
     *loss = l ? (float)kn_item(l) : 0;
     bool ok = l && (!s->between || s->between(n, step, round)) && kn_backward(l);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
 static bool evaluate(matrix_net *n, int step)
 {
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     n->turn.turn = step % 4;
     bool ok = matrix_loss(n, step, 0) != NULL;
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -180,7 +178,7 @@ int matrix_train(kn_comm *world, void *arg)
 {
     const matrix_job *j = arg;
     const matrix_spec *s = &j->s;
-    matrix_outcome *o = calloc(1, sizeof *o);
+    OWNED_BYTES matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
     kn_optim *opt = NULL;
     begin_rank(s);
@@ -192,7 +190,6 @@ int matrix_train(kn_comm *world, void *arg)
         j->out[kn_rank(world)] = *o;
     kn_optim_free(opt);
     matrix_net_free(n);
-    free(o);
     return ok && kn_ok() ? 0 : 1;
 }
 
@@ -322,9 +319,9 @@ static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_
 int matrix_reference(kn_comm *world, void *arg)
 {
     const matrix_job *j = arg;
-    matrix_outcome *o = calloc(1, sizeof *o);
+    OWNED_BYTES matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
-    grouping *g = calloc(1, sizeof *g);
+    OWNED_BYTES grouping *g = calloc(1, sizeof *g);
     kn_optim *opt = NULL;
     begin_rank(&j->s);
     bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
@@ -337,7 +334,5 @@ int matrix_reference(kn_comm *world, void *arg)
         *j->out = *o;
     kn_optim_free(opt);
     matrix_net_free(n);
-    free(g);
-    free(o);
     return ok && kn_ok() ? 0 : 1;
 }

@@ -1,7 +1,6 @@
 /* tests/fsdp/mesh_test.c: meshes of ranks: valid and invalid sizes, their groups, and
  * communicators, which several models use in turn. Rank functions return a status and never
  * assert. */
-#include "fsdp/schedule.h"
 #include "tests/fsdp/two.h"
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)
@@ -34,11 +33,10 @@ KN_TEST(mesh, resolves)
 
 static void refuses(kn_strategy strategy, int n, kn_mesh given, const char *part)
 {
-    kn_comm *ranks = kn_comm_simulated(n, 0, 1e9);
+    OWNED_SIMULATED kn_comm *ranks = kn_comm_simulated(n, 0, 1e9);
     kn_mesh before = given;
     REFUSED(kn_fsdp_mesh(&given, strategy, ranks), part);
     KN_CHECK(memcmp(&given, &before, sizeof given) == 0, "what doesn't fit stays");
-    kn_comm_simulated_free(ranks);
 }
 
 KN_TEST(mesh, refuses_with_numbers)
@@ -193,7 +191,7 @@ static int second_dim(const char *name, int ndim, const int64_t *shape, void *ar
 KN_TEST(mesh, what_does_not_divide)
 {
     kn_linear l;
-    kn_comm *three = kn_comm_simulated(3, 0, 0);
+    OWNED_SIMULATED kn_comm *three = kn_comm_simulated(3, 0, 0);
     KN_CHECK(three && kn_linear_init(&l, NULL, "l", 4, 4, .device = KN_META));
     REFUSED(kn_fsdp_wrap(&l, three, .device = KN_META, .reshard_after_forward = 2),
             ".reshard_after_forward = 2 must divide the 3 shards");
@@ -202,7 +200,6 @@ KN_TEST(mesh, what_does_not_divide)
             "'weight' along dim 1, which must be one of its 2 dims and, other than 0, "
             "divide by the 3 shards");
     kn_module_free(&l);
-    kn_comm_simulated_free(three);
 }
 
 /* ---- a part of the ranks --------------------------------------------------------------------- */

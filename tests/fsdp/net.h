@@ -41,11 +41,10 @@ static inline bool net_init(net *m, kn_device device)
               kn_layer_norm_init(&m->ln, &m->base, "ln", NET_DIM, .device = device) &&
               kn_module_init(&m->head, head_forward) && kn_module_add(&m->base, "head", &m->head) &&
               kn_share_parameter(&m->head, "weight", kn_module_param(&m->wte, "weight"));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     ok = ok && kn_require_grad(kn_module_param(&m->fc1, "bias"), false) &&
          kn_buffer(&m->base, "scale",
                    kn_from(KN_F32, KN_CPU, (float[]){ 1, 2.5f, 1e-3f }, KN_SHAPE(3)));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -70,9 +69,8 @@ static inline kn_tensor *net_loss(net *m, int micro)
 
 static inline bool net_backward(net *m, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(net_loss(m, micro));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -81,11 +79,9 @@ static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
 {
     int64_t n = kn_numel(want);
     size_t bytes = (size_t)n * kn_dtype_size(kn_dtype_of(want));
-    char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
+    OWNED_BYTES char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
     bool same = kn_numel(p) == n && kn_dtype_of(p) == kn_dtype_of(want) &&
                 kn_to_host(p, a, bytes) && kn_to_host(want, b, bytes) && memcmp(a, b, bytes) == 0;
-    free(a);
-    free(b);
     return same;
 }
 
@@ -93,10 +89,8 @@ static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
 static inline bool reads_as(void *m, int i, const kn_tensor *want)
 {
     size_t bytes = (size_t)kn_numel(want) * kn_dtype_size(kn_dtype_of(want));
-    char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
+    OWNED_BYTES char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
     bool same = kn_param_read(m, i, a) && kn_to_host(want, b, bytes) && memcmp(a, b, bytes) == 0;
-    free(a);
-    free(b);
     return same;
 }
 

@@ -84,7 +84,7 @@ static void run(const setting *s, bool at_once, int recompute, kn_tensor *result
     OWNED_MODULE stream m = { .at_once = at_once };
     const kn_param *p;
     int seen[2] = { 0 }, n = 0;
-    const kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(stream_init(&m, s) && kn_recompute(&m, recompute == 1) &&
                  kn_recompute(&m.layer, recompute == 2) && kn_recompute(&m.rms, recompute == 2),
              "%s", s->name);
@@ -104,7 +104,6 @@ static void run(const setting *s, bool at_once, int recompute, kn_tensor *result
     const int want = at_once ? s->seen : 1;
     KN_CHECK(kn_ok() && seen[0] == want && seen[1] == want, "%s: %d and %d tensors came", s->name,
              seen[0], seen[1]);
-    kn_scope_end(scope);
 }
 
 /* Where the unit casts, gradients are those of two steps too; else tests/autograd/add_norm_test.c
@@ -134,12 +133,11 @@ KN_TEST(norms_of_sums, casts_are_for_the_norm_alone)
 KN_TEST(norms_of_sums, moves_are_for_the_norm_alone)
 {
     OWNED_MODULE kn_layer_norm norm;
-    const kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(kn_layer_norm_init(&norm, NULL, "", WIDTH) &&
              kn_fsdp_wrap(&norm, NULL, .device = KN_META));
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(5, WIDTH)), *sum;
     kn_tensor *y = kn_add_norm(&norm, x, x, &sum);
     KN_CHECK(y && kn_device_of(y) == KN_META);
     KN_CHECK(kn_device_of(sum) == KN_CPU && ((const float *)kn_data(sum))[0] == 2);
-    kn_scope_end(scope);
 }

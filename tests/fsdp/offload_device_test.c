@@ -3,7 +3,6 @@
  * threads (stand_in.h): so the step really overlaps with the backward, and a transfer in the wrong
  * order changes the results. Rank functions return a status and never assert. */
 #include "fsdp/fsdp.h"
-#include "fsdp/unit.h"
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/fsdp/stand_in.h"

@@ -1,6 +1,5 @@
 /* tests/fsdp/offload_test.c: states in a file: models whose states don't fit in memory, bad
  * folders, allocations that fail (feature_test.c has the bits). Rank functions return a status. */
-#include "kernels/faults.h"
 #include "tests/failing.h"
 #include "tests/fsdp/net.h"
 #include "tests/owned.h"

@@ -58,7 +58,7 @@ static void train(const char *dir, bool sgd, float *out)
 KN_TEST(offload_window, same_bits)
 {
     size_t bytes = (size_t)LAYERS * IN * OUT * sizeof(float);
-    float *plain = malloc(bytes), *stored = malloc(bytes);
+    OWNED_BYTES float *plain = malloc(bytes), *stored = malloc(bytes);
     for (int sgd = 0; sgd < 2; sgd++) {
         train(NULL, sgd, plain);
         train("/tmp", sgd, stored);
@@ -66,6 +66,4 @@ KN_TEST(offload_window, same_bits)
         KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0);
     }
     KN_CHECK_OK();
-    free(plain);
-    free(stored);
 }

@@ -48,7 +48,7 @@ static bool whole_run(void *arg)
     kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 2, .heads = 1, .embd = 4, .ctx = 4, .vocab = 5, .dropout = 0.1 };
     kn_optim *opt = NULL;
-    kn_comm *world = kn_comm_simulated(s->ranks, 0, 1e9);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(s->ranks, 0, 1e9);
     bool ok = world && kn_gpt_init(&g, c, KN_F32, KN_META) && wrap(&g, world, s) && lists(&g, s) &&
               (opt = kn_adamw(&g, .lr = 1e-2)) != NULL;
     if (s->no_sync)
@@ -57,7 +57,6 @@ static bool whole_run(void *arg)
     ok = ok && one_step(&g) && one_step(&g) && kn_step(opt);
     kn_optim_free(opt);
     kn_module_free(&g);
-    kn_comm_simulated_free(world);
     return ok && kn_ok();
 }
 
@@ -93,7 +92,7 @@ KN_TEST(oom, a_gather_that_fails_half_way)
 {
     kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 2, .heads = 1, .embd = 4, .ctx = 4, .vocab = 5 };
-    kn_comm *world = kn_comm_simulated(3, 0, 1e9);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(3, 0, 1e9);
     setting s = { .ranks = 3, .o.layout = KN_LAYOUT_PER_PARAM };
     KN_CHECK(world && kn_gpt_init(&g, c, KN_F32, KN_META) && wrap(&g, world, &s));
     bool ok = false, mode = kn_set_grad_mode(false);
@@ -107,7 +106,6 @@ KN_TEST(oom, a_gather_that_fails_half_way)
     }
     kn_set_grad_mode(mode);
     kn_module_free(&g);
-    kn_comm_simulated_free(world);
 }
 
 /* ---- one rank -------------------------------------------------------------------------------- */

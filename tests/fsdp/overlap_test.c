@@ -167,7 +167,7 @@ KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
     chain_step(&c, true);
     double stepped = kn_meta_clock(kn_compute_stream(KN_META));
     KN_CHECK(stepped > 1.001 * kn_context_get()->meta_host, "the host is not ahead");
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     kn_trace_start(100);
     KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&c.layer[0])));
     size_t n = kn_trace_stop(&events), gathers = 0;
@@ -176,14 +176,13 @@ KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
             KN_CHECK(events[i].begin >= stepped, "gathered at %g s, the step ended at %g s",
                      events[i].begin, stepped);
     KN_CHECK(gathers == 1, "%d gathers", (int)gathers);
-    kn_host_free(events);
 }
 
 /* The bytes that a gather takes and the slice that it reads are compute's until then. */
 KN_TEST(overlap, gathers_wait_for_what_compute_was_given)
 {
     for (int slices = 0; slices < 2; slices++) {
-        kn_trace_event *events = NULL;
+        OWNED_HOST kn_trace_event *events = NULL;
         double given = 0;
         int gathers = 0;
         kn_meta_rates(FLOPS, 1e9, 0);
@@ -203,7 +202,6 @@ KN_TEST(overlap, gathers_wait_for_what_compute_was_given)
                 given = fmax(given, events[i].end);
         }
         KN_CHECK(given > 0 && gathers == 6, "%d gathers", gathers);
-        kn_host_free(events);
     }
 }
 

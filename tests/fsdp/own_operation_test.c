@@ -134,7 +134,7 @@ KN_TEST(own_operation, computes_in_the_dtype_of_its_unit)
 KN_TEST(own_operation, walks_on_meta_among_simulated_ranks)
 {
     net n;
-    kn_comm *world = kn_comm_simulated(64, 0, 0);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(64, 0, 0);
     KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, world, .wrap_class = "coarse", .device = KN_META));
     for (int step = 0; step < 2; step++) {
         kn_scope scope = kn_scope_begin();
@@ -143,7 +143,6 @@ KN_TEST(own_operation, walks_on_meta_among_simulated_ranks)
         kn_zero_grad(&n);
     }
     kn_module_free(&n);
-    kn_comm_simulated_free(world);
 }
 
 /* The saved tensor is a unit's: it is gathered again before backward, and a parameter that was

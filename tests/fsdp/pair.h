@@ -4,6 +4,7 @@
 
 #include "knap.h"
 #include "nn/nn_internal.h"
+#include "tests/owned.h"
 #include <string.h>
 
 enum { DIM = 4, ROWS = 3 };
@@ -59,12 +60,11 @@ static inline bool pair_init(pair *m, bool exact)
     memset(m, 0, sizeof *m);
     bool ok = kn_module_init_n(&m->base, pair_forward) && spy_init(&m->a, &m->base, "a", exact) &&
               spy_init(&m->b, &m->base, "b", false);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *b = kn_from(KN_F32, KN_CPU, (float[]){ 1, 1.0001f, 300.7f }, KN_SHAPE(3));
     ok = ok && kn_buffer(&m->b, "running", b) &&
          kn_buffer(&m->b, "count", kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2)));
     m->buffer = ok ? kn_keep(b) : NULL;
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -73,28 +73,26 @@ static inline void pair_free(pair *m)
     kn_tensor_free(m->buffer);
     kn_module_free(m);
 }
+#define OWNED_PAIR __attribute__((cleanup(pair_free), unused))
 
 static inline bool shows(pair *m, kn_dtype dtype, float a, float b, float c)
 {
     float v[3];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_dtype_of(m->buffer) == dtype &&
               kn_to_host(kn_cast(m->buffer, KN_F32), v, sizeof v) && v[0] == a && v[1] == b &&
               v[2] == c && m->b.base.impl->buffer[0].tensor == m->buffer;
     if (!ok)
         fprintf(stderr, "%s %.9g %.9g %.9g\n", kn_dtype_name(kn_dtype_of(m->buffer)), (double)v[0],
                 (double)v[1], (double)v[2]);
-    kn_scope_end(scope);
     return ok;
 }
 
 static inline bool put(kn_tensor *t, float a, float b, float c)
 {
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     bool ok = kn_copy_(t, kn_from(KN_F32, KN_CPU, (float[]){ a, b, c }, KN_SHAPE(3)));
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return ok;
 }
 

@@ -97,7 +97,7 @@ KN_TEST(penalty, learns_in_a_unit_of_bf16)
 KN_TEST(penalty, walks_on_meta_among_simulated_ranks)
 {
     net n;
-    kn_comm *world = kn_comm_simulated(64, 0, 0);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(64, 0, 0);
     KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, world, .wrap_class = "block", .device = KN_META));
     for (int step = 0; step < 2; step++) {
         IN_SCOPE;
@@ -105,7 +105,6 @@ KN_TEST(penalty, walks_on_meta_among_simulated_ranks)
         kn_zero_grad(&n);
     }
     kn_module_free(&n);
-    kn_comm_simulated_free(world);
 }
 
 KN_TEST(penalty, through_a_unit_that_recomputes_is_refused)

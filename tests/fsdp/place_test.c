@@ -191,7 +191,7 @@ KN_TEST(place, collectives_go_the_way_that_kn_init_was_given)
 
 KN_TEST(place, values_that_do_not_exist)
 {
-    place_net m;
+    OWNED_MODULE place_net m;
     KN_CHECK(place_init(&m) && kn_fsdp_wrap(&m, NULL));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_ones(KN_F32, KN_META, KN_SHAPE(DIM, ROWS));
@@ -205,7 +205,6 @@ KN_TEST(place, values_that_do_not_exist)
     kn_buffer(&m.fc, "mean", kn_zeros(KN_F32, KN_META, KN_SHAPE(DIM)));
     kn_scope_end(scope);
     REFUSED(kn_fsdp_wrap(&m, NULL), "buffer 'fc.mean' is on meta, where it has no values");
-    kn_module_free(&m);
 }
 
 static int64_t elements_here(void *m)

@@ -21,8 +21,8 @@ KN_TEST(precision, inputs_are_cast)
                  { KN_CAST_ROOT, KN_BF16, KN_F32 },
                  { KN_CAST_NONE, KN_F32, KN_F32 } };
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
-        pair m;
-        kn_scope scope = kn_scope_begin();
+        OWNED_PAIR pair m;
+        IN_SCOPE;
         KN_CHECK(pair_init(&m, false) &&
                  kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
                               .cast_inputs = want[i].cast));
@@ -36,8 +36,6 @@ KN_TEST(precision, inputs_are_cast)
         kn_call(&m.a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
         KN_CHECK(m.a.in == want[i].root, "case %d: a, called directly, got %s", (int)i,
                  kn_dtype_name(m.a.in));
-        kn_scope_end(scope);
-        pair_free(&m);
     }
 }
 
@@ -74,8 +72,8 @@ KN_TEST(precision, inputs_of_each_tree_s_root_are_cast)
 KN_TEST(precision, of_each_unit)
 {
     for (int by_hand = 0; by_hand < 2; by_hand++) {
-        pair m;
-        kn_scope scope = kn_scope_begin();
+        OWNED_PAIR pair m;
+        IN_SCOPE;
         KN_CHECK(pair_init(&m, false) &&
                  kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_F16, .reduce_dtype = KN_F32,
                               .output_dtype = KN_BF16, .cast_inputs = KN_CAST_NONE) &&
@@ -92,27 +90,23 @@ KN_TEST(precision, of_each_unit)
                  kn_dtype_name(m.between), kn_dtype_name(kn_dtype_of(out.v[0])));
         KN_CHECK(kn_unit_of(m.a.base.impl)->bucket[0]->reduce_dtype == KN_F32 &&
                  kn_unit_of(m.b.base.impl)->bucket[0]->reduce_dtype == b);
-        kn_scope_end(scope);
-        pair_free(&m);
     }
 }
 
 KN_TEST(precision, without_param_dtype_nothing_is_cast)
 {
-    pair m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_PAIR pair m;
+    IN_SCOPE;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .wrap_class = "spy"));
     call(&m, kn_ones(KN_BF16, KN_CPU, KN_SHAPE(ROWS, DIM)));
     KN_CHECK_OK();
     KN_CHECK(m.in == KN_BF16 && m.a.in == KN_F32 && m.a.weight == KN_F32);
-    kn_scope_end(scope);
-    pair_free(&m);
 }
 
 KN_TEST(precision, outputs_are_cast)
 {
-    pair m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_PAIR pair m;
+    IN_SCOPE;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .wrap_class = "spy",
                                                   .param_dtype = KN_BF16, .output_dtype = KN_F32));
     kn_values out = call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
@@ -120,15 +114,13 @@ KN_TEST(precision, outputs_are_cast)
     KN_CHECK(m.between == KN_F32, "a gave %s", kn_dtype_name(m.between));
     KN_CHECK(m.b.in == KN_BF16 && kn_dtype_of(out.v[0]) == KN_F32 &&
              kn_dtype_of(out.v[1]) == KN_I64);
-    kn_scope_end(scope);
-    pair_free(&m);
 }
 
 /* d sum(x a b) / dx = a b in bf16, arriving in x's f32; the weights' gradients in f32 masters. */
 KN_TEST(precision, gradients_flow_through_the_casts)
 {
-    pair m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_PAIR pair m;
+    IN_SCOPE;
     KN_CHECK(pair_init(&m, false) &&
              kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
                           .reduce_dtype = KN_F32, .output_dtype = KN_F32));
@@ -148,25 +140,21 @@ KN_TEST(precision, gradients_flow_through_the_casts)
         KN_CHECK(fabsf(have - ROWS * b[i]) < 0.05f, "%g, expected %g", (double)have,
                  (double)(ROWS * b[i]));
     }
-    kn_scope_end(scope);
-    pair_free(&m);
 }
 
 KN_TEST(precision, buffers_are_cast_once)
 {
-    pair m;
+    OWNED_PAIR pair m;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .wrap_class = "spy",
                                                   .param_dtype = KN_BF16, .buffer_dtype = KN_BF16));
     KN_CHECK(kn_dtype_of(m.buffer) == KN_BF16, "the user's handle is %s",
              kn_dtype_name(kn_dtype_of(m.buffer)));
     KN_CHECK(m.b.base.impl->buffer[0].tensor == m.buffer);
     KN_CHECK(kn_dtype_of(m.b.base.impl->buffer[1].tensor) == KN_I64, "an integer buffer was cast");
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const float *v = kn_data(kn_cast(m.buffer, KN_F32));
     KN_CHECK(v && v[0] == 1 && v[1] == 1 && v[2] == 300, "%g %g %g", (double)v[0], (double)v[1],
              (double)v[2]);
-    kn_scope_end(scope);
-    pair_free(&m);
 }
 
 /* Stops where b's buffer isn't shown as it was given. */
@@ -178,7 +166,7 @@ static bool is_full(kn_module *self, void *arg)
 
 static void full_buffers(kn_comm *world, void *arg)
 {
-    pair m;
+    OWNED_PAIR pair m;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, world, .wrap_class = "spy",
                                                   .param_dtype = KN_BF16, .buffer_dtype = KN_BF16));
     KN_CHECK(shows(&m, KN_BF16, 1, 1, 300), "what computes");
@@ -212,7 +200,6 @@ static void full_buffers(kn_comm *world, void *arg)
         KN_CHECK(summons ? kn_summon_end(s) : kn_module_full_buffers(&m, false));
         KN_CHECK(shows(&m, KN_BF16, 3, 4, 5), "after %d", i);
     }
-    pair_free(&m);
 }
 
 KN_TEST(precision, buffers_are_shown_in_full)
@@ -236,8 +223,8 @@ KN_TEST(precision, buffers_are_shown_in_full)
 /* exact is listed: a unit of its own, f32 inside; its results get the dtype of the unit around. */
 KN_TEST(precision, classes_in_full_precision)
 {
-    pair m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_PAIR pair m;
+    IN_SCOPE;
     KN_CHECK(pair_init(&m, true) &&
              kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
                           .cast_inputs = KN_CAST_ROOT, .full_precision_class = "exact"));
@@ -248,8 +235,6 @@ KN_TEST(precision, classes_in_full_precision)
              kn_dtype_name(m.a.weight));
     KN_CHECK(m.between == KN_BF16, "it gave %s", kn_dtype_name(m.between));
     KN_CHECK(m.b.weight == KN_BF16 && kn_dtype_of(out.v[0]) == KN_BF16);
-    kn_scope_end(scope);
-    pair_free(&m);
 }
 
 static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
@@ -284,9 +269,9 @@ KN_TEST(precision, recompute_casts_again)
 {
     float grad[2][DIM];
     for (int again = 0; again < 2; again++) {
-        pair m;
+        OWNED_PAIR pair m;
         const kn_param *p;
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(pair_init(&m, false) && kn_recompute(&m.a, again) &&
                  kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
                               .reduce_dtype = KN_F32, .seed = 3));
@@ -294,8 +279,6 @@ KN_TEST(precision, recompute_casts_again)
         kn_tensor *y = kn_cast(call(&m, x).v[0], KN_F32);
         KN_CHECK(kn_backward(sum_of(y)) && kn_params(&m, &p) == 2);
         KN_CHECK(kn_to_host(kn_param_grad(&p[0]), grad[again], sizeof grad[again]));
-        kn_scope_end(scope);
-        pair_free(&m);
     }
     KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
 }
@@ -304,8 +287,8 @@ KN_TEST(precision, recompute_casts_again)
 KN_TEST(precision, inputs_move_to_the_units_device)
 {
     for (int meta = 0; meta < 2; meta++) {
-        pair m;
-        kn_scope scope = kn_scope_begin();
+        OWNED_PAIR pair m;
+        IN_SCOPE;
         KN_CHECK(pair_init(&m, false) &&
                  kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .device = meta ? KN_META : KN_CPU));
         kn_device other = meta ? KN_CPU : KN_META;
@@ -317,8 +300,6 @@ KN_TEST(precision, inputs_move_to_the_units_device)
         } else {
             KN_CHECK_ERROR("is on meta, where tensors have no values");
         }
-        kn_scope_end(scope);
-        pair_free(&m);
     }
 }
 

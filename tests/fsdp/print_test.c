@@ -65,7 +65,7 @@ KN_TEST(print, a_group_is_one_unit)
 
 KN_TEST(print, roots_of_trees_of_units)
 {
-    net m;
+    OWNED_MODULE net m;
     kn_module *unit[8];
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_roots(&m, unit, 8) == 0);
     kn_module *group[] = { &m.fc1.base, &m.fc2.base };
@@ -83,7 +83,6 @@ KN_TEST(print, roots_of_trees_of_units)
     kn_module_free(&m);
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
     KN_CHECK(kn_fsdp_device(&m.fc1) == KN_META);
-    kn_module_free(&m);
 }
 
 static void prints_its_shard(kn_comm *world, void *arg)

@@ -1,7 +1,6 @@
 /* tests/fsdp/random_draw.c: programs as numbers: drawing them, text, shrinking, coverage. */
 #include "fsdp/kinds.h"
 #include "tests/fsdp/random.h"
-#include <ctype.h>
 
 /* A number of a program: its name, the names of its values (the simplest first), the probability
  * that it isn't 0. */

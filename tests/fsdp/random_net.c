@@ -1,7 +1,6 @@
 /* tests/fsdp/random_net.c: the modules of a random program. Every module takes x[B, D] and gives
  * the same shape. */
 #include "tests/fsdp/random.h"
-#include "autograd/autograd_internal.h"
 
 enum { VOCAB = 6 };
 

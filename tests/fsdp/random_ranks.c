@@ -1,6 +1,5 @@
 /* tests/fsdp/random_ranks.c: a rank trains its part of a random program. */
-#include "autograd/autograd_internal.h"
-#include "nn/nn_internal.h"
+#include "tests/owned.h"
 #include "tests/fsdp/random.h"
 
 typedef struct trainer {
@@ -144,12 +143,11 @@ static bool end_stale(trainer *t)
 
 static bool retain(trainer *t, const random_event *e)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *loss = switch_sync(t, e->round, false) ? loss_of(t, e->step, e->round) : NULL;
     if (loss && t->optims.scaler)
         loss = kn_scale_loss(t->optims.scaler, loss);
     bool ok = loss && kn_backward(loss, .retain_graph = true) && kn_backward(loss);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -187,11 +185,10 @@ static bool failing_pass(trainer *t, const random_event *e)
 
 static bool forward_only(trainer *t, const random_event *e)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool mode = kn_set_grad_mode(e->kind != EVENT_EVALUATE);
     bool ok = loss_of(t, e->step, e->round) != NULL;
     kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -289,7 +286,7 @@ static bool happen(trainer *t, const random_event *e)
 /* One micro-batch, or two forwards and then their backwards. */
 static bool turn(trainer *t, int step, int round, float *loss)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *l[2] = { NULL, NULL };
     int order[2], n = random_turn(t->p, round, order);
     bool ok = switch_sync(t, round, false);
@@ -305,7 +302,6 @@ static bool turn(trainer *t, int step, int round, float *loss)
         ok = switch_sync(t, order[i], round + n == t->rounds && i == n - 1) &&
              kn_backward(t->optims.scaler ? kn_scale_loss(t->optims.scaler, of) : of);
     }
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
@@ -344,7 +340,7 @@ int random_ranks(kn_comm *world, void *arg)
 {
     const random_job *job = arg;
     const random_program *p = job->p;
-    random_net *n = calloc(1, sizeof *n);
+    OWNED_BYTES random_net *n = calloc(1, sizeof *n);
     trainer t = { .n = n,
                   .p = p,
                   .world = world,
@@ -367,6 +363,5 @@ int random_ranks(kn_comm *world, void *arg)
     random_optims_free(&t.optims);
     if (n && n->m[0].base.impl)
         kn_module_free(&n->m[0]);
-    free(n);
     return 0;
 }

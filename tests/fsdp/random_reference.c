@@ -10,7 +10,6 @@
  * skipped. Two copies of the modules: one computes, in param_dtype; the other has the masters, on
  * which optimizers step. */
 #include "autograd/autograd_internal.h"
-#include "nn/nn_internal.h"
 #include "tests/fsdp/random.h"
 #include "tests/owned.h"
 
@@ -53,10 +52,9 @@ static bool round_to(kn_dtype t, float *v, int64_t n)
 {
     if (t == KN_F32 || n == 0)
         return true;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *low = kn_cast(kn_from(KN_F32, KN_CPU, v, 1, &n), t);
     bool ok = low && kn_to_host(kn_cast(low, KN_F32), v, (size_t)n * sizeof *v);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -424,10 +422,9 @@ static bool fill_masters(plain *s)
         float v[RANDOM_ELEMENTS];
         for (int64_t k = 0; k < p[i].numel && k < RANDOM_ELEMENTS; k++)
             v[k] = random_fill_value(p[i].name, k);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         ok = kn_copy_(p[i].tensor,
                       kn_from(KN_F32, KN_CPU, v, kn_ndim(p[i].tensor), kn_shape(p[i].tensor)));
-        kn_scope_end(scope);
     }
     kn_set_grad_mode(mode);
     return ok;

@@ -1,6 +1,7 @@
 /* tests/fsdp/random_step.c: code shared by the ranks and the plain reference of a random
  * program. */
 #include "autograd/autograd_internal.h"
+#include "tests/owned.h"
 #include "tests/fsdp/random.h"
 
 void random_begin(const random_program *p)
@@ -38,12 +39,10 @@ const random_event *random_event_at(const random_program *p, int step, int round
 
 bool random_scale_gain(random_net *n)
 {
-    bool mode = kn_set_grad_mode(false);
-    kn_scope scope = kn_scope_begin();
+    WITHOUT_GRAD;
+    IN_SCOPE;
     kn_tensor *less = kn_scale(n->gain, 0.75);
     bool ok = less && kn_copy_(n->gain, less);
-    kn_scope_end(scope);
-    kn_set_grad_mode(mode);
     return ok;
 }
 
@@ -126,7 +125,7 @@ static kn_tensor *clip(random_net *n)
 
 bool random_optims_step(random_optims *s, random_net *n, float *norm)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *t = clip(n);
     *norm = t ? (float)kn_item(t) : 0;
     bool ok = t && kn_ok();
@@ -138,7 +137,6 @@ bool random_optims_step(random_optims *s, random_net *n, float *norm)
         }
     if (ok && any && s->scaler && s->o[0])
         ok = kn_scaler_update(s->scaler);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 

@@ -178,11 +178,10 @@ static inline kn_device device_of(const model *m)
 
 static inline bool pass(model *m, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     fault.forward = false;
     kn_tensor *l = loss(m, micro, device_of(m));
     bool ok = l && kn_backward(l);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 

@@ -359,14 +359,13 @@ KN_TEST(recovery, every_allocation_among_simulated_ranks)
 /* How often ranks ask each other in a pass which calls a backward reaches. */
 static int asked(model *m)
 {
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     int times = 0;
     kn_trace_start(20000);
     KN_CHECK(pass(m, 0));
     size_t n = kn_trace_stop(&events);
     for (size_t i = 0; i < n; i++)
         times += strstr(events[i].what, "which units backward reaches") != NULL;
-    kn_host_free(events);
     return times;
 }
 
@@ -374,7 +373,7 @@ static int asked(model *m)
 KN_TEST(recovery, ranks_agree_on_nothing_of_a_failed_pass)
 {
     const setting s = { "simulated", { .wrap_class = "part,linear", .device = KN_META } };
-    kn_comm *world = kn_comm_simulated(2, 0, 1e9);
+    OWNED_SIMULATED kn_comm *world = kn_comm_simulated(2, 0, 1e9);
     model m;
     fault.all = true;
     KN_CHECK(world && make(&m, world, &s, true) && asked(&m) == 0);
@@ -386,7 +385,6 @@ KN_TEST(recovery, ranks_agree_on_nothing_of_a_failed_pass)
     }
     KN_CHECK(n > 20, "%d callbacks", n);
     kn_module_free(&m);
-    kn_comm_simulated_free(world);
 }
 
 /* ---- several ranks --------------------------------------------------------------------------- */

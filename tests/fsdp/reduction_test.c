@@ -231,7 +231,7 @@ static bool stochastic(const char *name, uint64_t *seed, const float *src, float
 KN_TEST(reduction, stochastic_rounding_is_unbiased)
 {
     enum { N = 40000 };
-    float *src = malloc(N * sizeof *src), *dst = malloc(N * sizeof *dst);
+    OWNED_BYTES float *src = malloc(N * sizeof *src), *dst = malloc(N * sizeof *dst);
     const float at[] = { 1 + 1 / 512.0f, -3 - 1 / 1024.0f, 1e-3f, 1.5f, 0, 123.456f };
     for (int k = 0; k < 6; k++) {
         for (int i = 0; i < N; i++)
@@ -259,8 +259,6 @@ KN_TEST(reduction, stochastic_rounding_is_unbiased)
     const float special[] = { INFINITY, -INFINITY, NAN, -0.0f };
     KN_CHECK(stochastic("u", NULL, special, dst, 4));
     KN_CHECK(dst[0] == INFINITY && dst[1] == -INFINITY && isnan(dst[2]) && signbit(dst[3]));
-    free(src);
-    free(dst);
 }
 
 KN_TEST(reduction, stochastic_rounding_repeats_its_bits)

@@ -140,7 +140,7 @@ static bool close_to(net *m, net *ref, float most)
 {
     const kn_param *r;
     int n = kn_params(ref, &r);
-    float *x = malloc(NET_HIDDEN * NET_VOCAB * sizeof *x);
+    OWNED_BYTES float *x = malloc(NET_HIDDEN * NET_VOCAB * sizeof *x);
     bool close = true;
     for (int i = 0; i < n && close; i++) {
         const float *y = kn_data(r[i].tensor);
@@ -148,7 +148,6 @@ static bool close_to(net *m, net *ref, float most)
         for (int64_t k = 0; close && k < r[i].numel; k++)
             close = fabsf(x[k] - y[k]) <= most;
     }
-    free(x);
     return close;
 }
 
@@ -274,10 +273,9 @@ RANK_TEST(summon, host_memory_reads_and_writes, IN_ALL_WAYS)
         KN_CHECK(kn_param_write(&m, i, kn_data(r[i].tensor)));
     KN_CHECK(all_read_as(&m, &ref), "written values");
     for (int i = 0; i < n; i++) {
-        float *host = calloc((size_t)r[i].numel + 1, sizeof *host);
+        OWNED_BYTES float *host = calloc((size_t)r[i].numel + 1, sizeof *host);
         KN_CHECK(kn_param_read(&ref, i, host) && same_bytes(r[i].tensor, r[i].tensor), "plain");
         KN_CHECK(memcmp(host, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "plain read");
-        free(host);
     }
 }
 

@@ -246,9 +246,8 @@ static bool equal_buffers(norms *n, kn_comm *world)
     for (int i = 0; i < 4; i++) {
         size_t size = CHANNELS * sizeof(float);
         const void *mine = kn_data(kn_module_buffer(n, names[i]));
-        void *first = kn_broadcast_bytes(world, mine, &size, 0);
+        OWNED_HOST void *first = kn_broadcast_bytes(world, mine, &size, 0);
         equal = first && memcmp(first, mine, size) == 0 && equal;
-        kn_host_free(first);
     }
     return equal;
 }
@@ -306,7 +305,7 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
     KN_CHECK(kn_call(&n, kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(4, CHANNELS))));
     KN_CHECK(statistic(&n, "b.running_mean", 1) != 0);
     kn_module_free(&n);
-    kn_comm *thousand = kn_comm_simulated(1000, 0.5, 1e9);
+    OWNED_SIMULATED kn_comm *thousand = kn_comm_simulated(1000, 0.5, 1e9);
     n = (norms){ 0 };
     KN_CHECK(kn_module_init(&n.base, norms_forward) && kn_module_defaults(&n, .device = KN_META) &&
              kn_batch_norm_init(&n.a, &n.base, "a", CHANNELS, .cumulative = true) &&
@@ -320,7 +319,6 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
     KN_CHECK(kn_meta_clock(stream) - begin > 4 * 0.5, "%g s", kn_meta_clock(stream) - begin);
     kn_scope_end(s);
     kn_module_free(&n);
-    kn_comm_simulated_free(thousand);
 }
 
 /* Batches apart, then kn_mean_buffers; or rank 1's. */
@@ -334,10 +332,9 @@ RANK_TEST(sync_batch_norm, buffers_become_equal, .threads = "24", .cases = 2)
     const double mean = kn_mean_over_ranks(world, own);
     if (*(int *)arg) {
         size_t size = sizeof own;
-        double *last = kn_broadcast_bytes(world, &own, &size, ranks - 1);
+        OWNED_HOST double *last = kn_broadcast_bytes(world, &own, &size, ranks - 1);
         KN_CHECK(kn_broadcast_buffers(&n, world, ranks - 1));
         KN_CHECK(last && statistic(&n, "a.running_var", 3) == *last, "not rank %d's", ranks - 1);
-        kn_host_free(last);
     } else {
         KN_CHECK(kn_mean_buffers(&n, world));
         KN_CHECK(statistic(&n, "a.running_var", 3) == (double)(float)mean, "%g, not %g",

@@ -82,7 +82,7 @@ static void chunks_from_rank0(kn_comm *world, void *arg)
     enum { ROWS = 260, COLS = 1026 }; /* more than 1 MiB */
     const wide *w = arg;
     OWNED_MODULE kn_linear m = { 0 };
-    float *whole = malloc(ROWS * COLS * sizeof *whole);
+    OWNED_BYTES float *whole = malloc(ROWS * COLS * sizeof *whole);
     KN_CHECK(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true));
     if (kn_rank(world) == 0) {
         KN_CHECK(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1));
@@ -102,7 +102,6 @@ static void chunks_from_rank0(kn_comm *world, void *arg)
     KN_CHECK(kn_param_read(&m, 0, whole));
     for (int i = 0; i < ROWS * COLS; i++)
         KN_CHECK(whole[i] == (float)i, "element %d is %g", i, (double)whole[i]);
-    free(whole);
 }
 
 KN_TEST(sync_from_rank0, in_chunks)

@@ -4,7 +4,7 @@
 #include "fsdp/bucket.h"
 #include "tests/fsdp/ranks.h"
 #include "tests/fsdp/stand_in.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/models/temp.h"
 
 #include <string.h>
@@ -249,7 +249,7 @@ KN_TEST(table_ranks, among_simulated_ranks)
     for (int meta = 0; meta < 2; meta++) {
         IN_SCOPE;
         const kn_device d = meta ? KN_META : KN_CPU;
-        kn_comm *world = kn_comm_simulated(4, 0, 0);
+        OWNED_SIMULATED kn_comm *world = kn_comm_simulated(4, 0, 0);
         net n;
         KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, world, .wrap_class = "part", .device = d));
         kn_optim *o = make(3, &n);
@@ -257,7 +257,6 @@ KN_TEST(table_ranks, among_simulated_ranks)
         KN_CHECK(y && kn_backward(sum_of(y)) && kn_clip_grad_norm(&n, 1) && kn_step(o));
         kn_optim_free(o);
         kn_module_free(&n);
-        kn_comm_simulated_free(world);
     }
 }
 

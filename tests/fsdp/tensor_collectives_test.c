@@ -241,7 +241,7 @@ KN_TEST(tensor_collectives, take_time_and_memory_on_meta)
 {
     IN_SCOPE;
     const double second = 1, rate = 1e6;
-    kn_comm *ranks = kn_comm_simulated(8, second, rate);
+    OWNED_SIMULATED kn_comm *ranks = kn_comm_simulated(8, second, rate);
     kn_stream *s = kn_compute_stream(KN_META);
     kn_tensor *x = kn_require_grad(kn_empty(KN_BF16, KN_META, KN_SHAPE(1000, 50)), true);
     const double before = kn_meta_clock(s), bytes = 2 * 1000 * 50 * 8 * 2;
@@ -258,7 +258,6 @@ KN_TEST(tensor_collectives, take_time_and_memory_on_meta)
     kn_tensor *y = kn_all_to_all_tensor(ranks, x, rows, received);
     KN_CHECK(y && kn_size(y, 0) == 1000 && received[5] == 9);
     KN_CHECK(kn_mean_tensor(ranks, kn_broadcast_tensor(ranks, kn_all_reduce_tensor(ranks, x), 3)));
-    kn_comm_simulated_free(ranks);
 }
 
 /* ---- ranks that go wrong --------------------------------------------------------------------- */

@@ -47,21 +47,18 @@ static inline kn_tensor *two_loss(void *m, int micro)
 
 static inline bool two_backward(void *m, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(two_loss(m, micro));
-    kn_scope_end(scope);
     return ok;
 }
 
 /* A forward alone; false where it fails. */
 static inline bool two_evaluate(void *m, double *loss)
 {
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     kn_tensor *y = two_loss(m, 0);
     *loss = y ? kn_item(y) : NAN;
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return kn_ok();
 }
 

@@ -179,7 +179,7 @@ static bool named(const kn_module *m, void *arg)
 
 KN_TEST(wrap, recompute_by_policy)
 {
-    two m;
+    OWNED_MODULE two m;
     char b[] = "b", none[] = "";
     for (int by_hand = 0; by_hand < 2; by_hand++) {
         KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_recompute(&m.a, by_hand) &&
@@ -193,7 +193,6 @@ KN_TEST(wrap, recompute_by_policy)
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              !kn_fsdp_wrap(&m, NULL, .recompute_policy = named, .recompute_policy_arg = none) &&
              error_has("there is no name", ""));
-    kn_module_free(&m);
 }
 
 /* ---- options that differ over ranks ---------------------------------------------------------- */

@@ -80,7 +80,7 @@ static kn_comm *ranks(int n)
 
 KN_TEST(wrong_use, a_mesh_that_does_not_divide_the_world)
 {
-    kn_comm *world = ranks(6);
+    OWNED_SIMULATED kn_comm *world = ranks(6);
     matrix_net *n = make(MATRIX_ODD);
     SAYS(kn_fsdp_wrap(n->root, world, .device = KN_META, .strategy = KN_HYBRID_SHARD,
                       .mesh = { .shards = 4 }),
@@ -95,7 +95,6 @@ KN_TEST(wrong_use, a_mesh_that_does_not_divide_the_world)
     SAYS(kn_fsdp_wrap(n->root, world, .device = KN_META, .reshard_after_forward = -7),
          "reshard_after_forward", "-7");
     drop(&n);
-    kn_comm_simulated_free(world);
 }
 
 KN_TEST(wrong_use, a_dtype_that_the_reduction_cannot_do)
@@ -138,7 +137,7 @@ static int last_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 
 KN_TEST(wrong_use, a_placement_that_does_not_fit)
 {
-    kn_comm *world = ranks(4);
+    OWNED_SIMULATED kn_comm *world = ranks(4);
     matrix_net *n = make(MATRIX_ODD);
     SAYS(kn_fsdp_wrap(n->root, world, .device = KN_META, .layout = KN_LAYOUT_PER_PARAM,
                       .placement = last_dim),
@@ -147,7 +146,6 @@ KN_TEST(wrong_use, a_placement_that_does_not_fit)
                       .placement = negative_dim),
          "dim");
     drop(&n);
-    kn_comm_simulated_free(world);
 }
 
 KN_TEST(wrong_use, groups)
@@ -169,7 +167,7 @@ KN_TEST(wrong_use, groups)
 
 KN_TEST(wrong_use, a_tree_with_two_communicators)
 {
-    kn_comm *one = ranks(2), *other = ranks(2);
+    OWNED_SIMULATED kn_comm *one = ranks(2), *other = ranks(2);
     matrix_net *n = make(MATRIX_TURN);
     kn_fsdp_wrap(&n->turn.block[0], one, .device = KN_META);
     KN_CHECK_OK();
@@ -181,8 +179,6 @@ KN_TEST(wrong_use, a_tree_with_two_communicators)
                   NULL, 0);
     check_says((const char *[]){ "communicator", "'a'", NULL });
     drop(&n);
-    kn_comm_simulated_free(one);
-    kn_comm_simulated_free(other);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -378,14 +374,13 @@ KN_TEST(wrong_use, switches_on_what_is_no_unit)
 KN_TEST(wrong_use, a_group_size_that_was_not_wrapped)
 {
     for (int ranks = 2; ranks <= 4; ranks += 2) {
-        kn_comm *world = kn_comm_simulated(ranks, 0, 1e9);
+        OWNED_SIMULATED kn_comm *world = kn_comm_simulated(ranks, 0, 1e9);
         matrix_net *n = make(MATRIX_TURN);
         KN_CHECK(kn_fsdp_wrap(n->root, world, .wrap_class = "turn_block", .device = KN_META,
                               .reshard_after_forward = 2));
         SAYS(kn_fsdp_set_reshard_after_forward(n->root, 4, true),
              ranks == 2 ? "divide" : "wrapped");
         drop(&n);
-        kn_comm_simulated_free(world);
     }
 }
 

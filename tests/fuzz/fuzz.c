@@ -1,6 +1,5 @@
 /* tests/fuzz/fuzz.c: runs a target and checks the claims of fuzz.h. */
 #include "tests/fuzz/fuzz.h"
-#include "kernels/device.h"
 #include "kernels/memory.h"
 #include "tensor/tensor_internal.h"
 

@@ -1,11 +1,9 @@
 /* tests/fuzz/models_fuzz.c: the readers of tensor/ and models/: safetensors, tokenizers, token
  * files, texts, options, checkpoints. */
 #include "tests/fuzz/fuzz.h"
-#include "models/record.h"
 #include "models/family.h"
 #include "models/programs/gpt_settings.h"
 #include "models/text.h"
-#include "models/vision.h"
 #include "tensor/safetensors.h"
 
 /* jansson keeps an object of 250 bytes for each "{}" of a header. */

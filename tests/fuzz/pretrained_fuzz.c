@@ -2,8 +2,6 @@
 #include "models/pretrained.h"
 #include "tests/fuzz/fuzz.h"
 
-#include <stdlib.h>
-
 static bool save_model(const char *folder)
 {
     const kn_vit_config vit = { 1, 2, 4, 8, 4, 3, 3, 0 };

@@ -6,7 +6,7 @@
 #include "kernels/device.h"
 #include "kernels/trace.h"
 #include "tensor/tensor_internal.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 #include <math.h>
 
 enum { B = 2, H = 3, T = 64, D = 64, ALL = B * H * T * D };
@@ -52,13 +52,12 @@ static problem problem_of(values q, values v, values dout)
 /* Runs the kernel and checks that cuDNN did. */
 static void launch(kn_kernel k, const void *args, size_t size)
 {
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     kn_trace_start(16);
-    KN_CHECK(kn_launch(kn_compute_stream(KN_CUDA), k, args, size), "%s", kn_error());
+    KN_CHECK(kn_launch(kn_compute_stream(KN_CUDA), k, args, size));
     const size_t n = kn_trace_stop(&e);
     KN_CHECK(n > 0 && strcmp(e[n - 1].provider, "cudnn") == 0, "%s ran in %s", kn_kernel_name(k),
              n > 0 ? e[n - 1].provider : "nothing");
-    kn_host_free(e);
 }
 
 static void forward(const problem *p, uint64_t seed, uint64_t stream, const uint64_t *at)
@@ -99,7 +98,7 @@ static void backward(const problem *p, uint64_t seed, uint64_t stream, const uin
 static void fetch(kn_tensor *t, float *x)
 {
     kn_tensor *host = kn_cast(kn_to_device(kn_contiguous(t), KN_CPU), KN_F32);
-    KN_CHECK(host && kn_to_host(host, x, ALL * sizeof *x), "%s", kn_error());
+    KN_CHECK(host && kn_to_host(host, x, ALL * sizeof *x));
 }
 
 static void mask_of(uint64_t seed, uint64_t stream, const uint64_t *at, float *mask)
@@ -128,7 +127,7 @@ static bool independent(const float *a, const float *b, int n)
 KN_TEST(cuda_dropout, draws)
 {
     static float mask[ALL], again[ALL];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     mask_of(3, 4, NULL, mask);
     int kept = 0;
     for (int i = 0; i < ALL; i++)
@@ -149,21 +148,19 @@ KN_TEST(cuda_dropout, draws)
     KN_CHECK(independent(mask, again, ALL), "another seed");
     mask_of(3, 5, NULL, again);
     KN_CHECK(independent(mask, again, ALL), "another stream");
-    kn_scope_end(scope);
 }
 
 /* dv of dout = 1 is the transposed output of v = 1. */
 KN_TEST(cuda_dropout, backward_draws_the_mask_of_forward)
 {
     static float o[ALL], dv[ALL];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const problem p = problem_of(ZEROS, ONE, ONE);
     forward(&p, 3, 4, NULL);
     backward(&p, 3, 4, NULL);
     fetch(p.o, o), fetch(p.dv, dv);
     for (int i = 0; i < ALL; i++)
         KN_CHECK(dv[i / (T * D) * T * D + i % D * D + i / D % T] == o[i], "element %d", i);
-    kn_scope_end(scope);
 }
 
 /* Of head bh by definition, in f64, with the mask that was read. */
@@ -210,7 +207,7 @@ static void check_gradients(void)
 {
     static float x[4][ALL], mask[ALL], dq[ALL], dk[ALL];
     static double want[2][T * D];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const problem p = problem_of(RANDOM, RANDOM, RANDOM);
     forward(&p, 3, 4, NULL);
     backward(&p, 3, 4, NULL);
@@ -224,7 +221,6 @@ static void check_gradients(void)
         const double q = worst(dq + bh * T * D, want[0]), k = worst(dk + bh * T * D, want[1]);
         KN_CHECK(q < 0.03 && k < 0.03, "head %d: dq is off by %g, dk by %g", bh, q, k);
     }
-    kn_scope_end(scope);
 }
 
 /* With bits that repeat as well, where cuDNN has that: not on datacenter Blackwell. */

@@ -27,13 +27,13 @@ KN_TEST(cuda_emulated, blocks_and_shuffles)
     static const int sizes[] = { 32, 64, 256, 1024, 96 };
     for (int s = 0; s < 5; s++) {
         long long out[5], n = sizes[s];
-        KN_CHECK(emulated_sums(out, 5, sizes[s]) == KN_DONE, "%s", kn_error());
+        KN_CHECK(emulated_sums(out, 5, sizes[s]) == KN_DONE);
         for (long long b = 0; b < 5; b++)
             KN_CHECK(out[b] == b * n * n + n * (n - 1) / 2, "block %lld of %lld threads: %lld", b,
                      n, out[b]);
     }
     int swapped[64];
-    KN_CHECK(emulated_swap(swapped, 64) == KN_DONE, "%s", kn_error());
+    KN_CHECK(emulated_swap(swapped, 64) == KN_DONE);
     for (int i = 0; i < 64; i++)
         KN_CHECK(swapped[i] == (i ^ 5) * 3000 + i * 3, "lane %d: %d", i, swapped[i]);
 }

@@ -150,7 +150,7 @@ KN_TEST(cuda_gemm, maps_every_layout)
         kn_matmul_args want = args_of(&products[i / 2], expected, KN_F32),
                        got = args_of(&products[i / 2], D, KN_F32);
         want.add = got.add = i % 2;
-        KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_MATMUL, want), "%s", kn_error());
+        KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_MATMUL, want));
         KN_CHECK(kn_gemm_map(&got, &g), "product %d is declined", i / 2);
         multiply(&g);
         KN_CHECK(memcmp(D, expected, sizeof D) == 0, "product %d is another one, add %d", i / 2,
@@ -262,7 +262,7 @@ KN_TEST(cuda_gemm, descriptors_without_a_gpu)
             kn_matmul_args a = args_of(&products[i], D, types[t]);
             KN_CHECK(kn_gemm_map(&a, &g));
             g.tf32 = i % 2 && types[t] == KN_F32;
-            KN_CHECK(kn_blas_try(&g), "product %d, %s: %s", i, kn_dtype_name(types[t]), kn_error());
+            KN_CHECK(kn_blas_try(&g), "product %d, %s", i, kn_dtype_name(types[t]));
         }
 }
 
@@ -299,7 +299,7 @@ KN_TEST(cuda_gemm, descriptors_of_epilogues_without_a_gpu)
             a.grad_of = KN_GELU_TANH;
         }
         KN_CHECK(kn_gemm_map(&a, &g) && g.epilogue == wanted[what], "%d is declined", i);
-        KN_CHECK(kn_blas_try(&g), "%d: %s", i, kn_error());
+        KN_CHECK(kn_blas_try(&g), "%d", i);
     }
 }
 
@@ -311,5 +311,5 @@ KN_TEST(cuda_gemm, products_for_a_part_of_the_gpu)
         KN_SKIP("%s", kn_cublaslt_library.lack);
     setenv("KNAP_CUDA_SM_TARGET", "100", 1);
     KN_CHECK(kn_cuda_sm_target() == 100 && kn_gemm_map(&a, &g));
-    KN_CHECK(kn_blas_try(&g), "%s", kn_error());
+    KN_CHECK(kn_blas_try(&g));
 }

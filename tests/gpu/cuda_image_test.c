@@ -142,8 +142,8 @@ KN_TEST(cuda_image, relu_masks_what_the_forward_masked)
         }
         kn_batch_norm_grad_args g = { .dadd = dadd, .dy = dy, .x = f.x, .w = f.w, .b = f.b };
         g.mean = f.mean, g.rstd = f.rstd, g.relu = true;
-        KN_CHECK(run_own(KN_K_BATCH_NORM, &f) == KN_DONE, "%s", kn_error());
-        KN_CHECK(run_own(KN_K_BATCH_NORM_GRAD, &g) == KN_DONE, "%s", kn_error());
+        KN_CHECK(run_own(KN_K_BATCH_NORM, &f) == KN_DONE);
+        KN_CHECK(run_own(KN_K_BATCH_NORM_GRAD, &g) == KN_DONE);
         for (int64_t i = 0; i < 2 * C * S; i++) {
             const float y = ((float *)f.y.data)[i], d = ((float *)dadd.data)[i];
             KN_CHECK((y > 0) == (d > 0), "element %lld: y %.9g, but a gradient of %g", (long long)i,

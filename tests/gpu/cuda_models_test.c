@@ -2,7 +2,6 @@
  * by the CPU's kernels. The first call of each kind that their steps and evaluations make runs also
  * on the CUDA kernels, in the emulator, and on the reference, from the same bytes: so a step has no
  * kernel without a row in the CUDA table, and no case that only a GPU would see. */
-#include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/kernels_internal.h"
 #include "tests/comm/comm_test.h"
 #include "tests/fsdp/stand_in.h"

@@ -19,9 +19,8 @@ static const struct {
 static bool sum_is(const void *got, kn_dtype dst, kn_dtype src, const void *acc, int n, int64_t at)
 {
     size_t bytes = N * kn_dtype_size(dst);
-    char *want = malloc(bytes);
+    OWNED_BYTES char *want = malloc(bytes);
     bool same = linear_sum(want, dst, acc, src, n, at, N) && memcmp(want, got, bytes) == 0;
-    free(want);
     return same;
 }
 

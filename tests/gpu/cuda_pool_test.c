@@ -87,12 +87,12 @@ static int64_t play(uint64_t seed, bool check)
             p[at] = q;
         }
         if (check && i % 16 == 0)
-            KN_CHECK(kn_gpu_pool_check(pool), "%s", kn_error());
+            KN_CHECK(kn_gpu_pool_check(pool));
     }
     for (int i = 0; i < PIECES; i++)
         if (p[i].at)
             kn_gpu_pool_give(pool, p[i].at);
-    KN_CHECK(kn_gpu_pool_check(pool), "%s", kn_error());
+    KN_CHECK(kn_gpu_pool_check(pool));
     kn_gpu_pool_stats t = kn_gpu_pool_read(pool);
     KN_CHECK(t.live == 0 && t.blocks_out == 0 && t.blocks_free == t.segments,
              "all blocks merge back to whole segments");
@@ -158,7 +158,7 @@ KN_TEST(cuda_pool, no_bytes_left)
     KN_CHECK_OK();
     kn_gpu_pool_give(p, a);
     KN_CHECK(kn_gpu_pool_take(p, (size_t)60 << 20), "idle segments go back to make room");
-    KN_CHECK(kn_gpu_pool_check(p), "%s", kn_error());
+    KN_CHECK(kn_gpu_pool_check(p));
     kn_gpu_pool_destroy(p);
 }
 
@@ -170,6 +170,6 @@ KN_TEST(cuda_pool, given_twice)
     kn_gpu_pool_give(p, a);
     kn_gpu_pool_give(p, a);
     KN_CHECK_ERROR("has not handed out");
-    KN_CHECK(kn_gpu_pool_check(p), "%s", kn_error());
+    KN_CHECK(kn_gpu_pool_check(p));
     kn_gpu_pool_destroy(p);
 }

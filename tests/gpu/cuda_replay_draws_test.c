@@ -68,9 +68,9 @@ KN_TEST(cuda_replay_draws, without_a_step_arent_recorded)
     float drawn[5];
     trainer t;
     fake_begin();
-    KN_CHECK(trainer_begin(&t, KN_F32, true), "%s", kn_error());
+    KN_CHECK(trainer_begin(&t, KN_F32, true));
     for (int i = 0; i < 5; i++) {
-        KN_CHECK(kn_replay_step(t.replay, only_draws, &t), "%s", kn_error());
+        KN_CHECK(kn_replay_step(t.replay, only_draws, &t));
         KN_CHECK(kn_to_host(t.norm, &drawn[i], sizeof drawn[i]));
         for (int k = 0; k < i; k++)
             KN_CHECK(drawn[i] != drawn[k], "draw %d is draw %d", i, k);

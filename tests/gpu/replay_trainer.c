@@ -115,9 +115,9 @@ void train(record *r, kn_dtype dtype, kn_step_fn fn, bool replayed,
 {
     trainer t;
     *r = (record){ 0 };
-    KN_CHECK(trainer_begin(&t, dtype, replayed), "%s", kn_error());
+    KN_CHECK(trainer_begin(&t, dtype, replayed));
     for (int n = 0; n < STEPS; n++) {
-        KN_CHECK(run_step(&t, fn, n, r), "step %d: %s", n, kn_error());
+        KN_CHECK(run_step(&t, fn, n, r), "step %d", n);
         if (between)
             between(&t, n);
     }
@@ -126,7 +126,7 @@ void train(record *r, kn_dtype dtype, kn_step_fn fn, bool replayed,
         KN_CHECK(!kn_replay_why(t.replay), "%s", kn_replay_why(t.replay));
         KN_CHECK(c.eager == 2 && c.recorded == 1 && c.replayed == STEPS - 3 && t.calls == 3);
     }
-    KN_CHECK(trainer_read(&t, r), "%s", kn_error());
+    KN_CHECK(trainer_read(&t, r));
     trainer_end(&t);
     KN_CHECK_OK();
 }

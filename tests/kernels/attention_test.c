@@ -140,12 +140,13 @@ static void drop(call *c)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->data);
 }
+#define OWNED_CASE __attribute__((cleanup(drop), unused))
 
 static void run(const call *c)
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
-    KN_CHECK(kn_launch(s, KN_K_ATTENTION, &c->f, sizeof c->f), "%s", kn_error());
-    KN_CHECK(kn_launch(s, KN_K_ATTENTION_GRAD, &c->g, sizeof c->g), "%s", kn_error());
+    KN_CHECK(kn_launch(s, KN_K_ATTENTION, &c->f, sizeof c->f));
+    KN_CHECK(kn_launch(s, KN_K_ATTENTION_GRAD, &c->g, sizeof c->g));
 }
 
 /* The formulas' results for head (b, h); dk and dv are added to [S, D]. */
@@ -171,7 +172,8 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
     const shape *s = &c->s;
     const kn_attention_args *f = &c->f;
     const int64_t g = h / (s->H / s->G), D = s->D;
-    double *z = malloc((size_t)s->S * sizeof *z), *keep = malloc((size_t)s->S * sizeof *keep);
+    OWNED_BYTES double *z = malloc((size_t)s->S * sizeof *z),
+                       *keep = malloc((size_t)s->S * sizeof *keep);
     KN_CHECK(z != NULL && keep != NULL, "memory");
     for (int64_t t = 0; t < s->T; t++) {
         const int64_t n = s->S;
@@ -215,8 +217,6 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
             }
         }
     }
-    free(z);
-    free(keep);
 }
 
 static void compare(const char *what, const kn_array *x, int64_t b, int64_t h, const double *want,
@@ -235,7 +235,7 @@ static void compare(const char *what, const kn_array *x, int64_t b, int64_t h, c
 
 static void check(shape s, kn_dtype t)
 {
-    call c = build(s, t);
+    OWNED_CASE call c = build(s, t);
     run(&c);
     const int64_t td = s.T * s.D, sd = s.S * s.D;
     double *room = calloc((size_t)(2 * td + 2 * sd + s.T + s.T * s.S), sizeof *room);
@@ -269,7 +269,6 @@ static void check(shape s, kn_dtype t)
         }
     }
     free(room);
-    drop(&c);
 }
 
 static const shape shapes[] = {
@@ -308,7 +307,7 @@ KN_TEST(attention, halves_are_right)
 
 KN_TEST(attention, vector_layer_takes_them)
 {
-    call c = build(shapes[3], KN_BF16);
+    OWNED_CASE call c = build(shapes[3], KN_BF16);
     kn_trace_start(8);
     run(&c);
     kn_trace_event *events = NULL;
@@ -318,14 +317,13 @@ KN_TEST(attention, vector_layer_takes_them)
         KN_CHECK(strcmp(events[i].provider, kn_cpu_isa()) == 0, "%s ran in %s", events[i].what,
                  events[i].provider);
     kn_host_free(events);
-    drop(&c);
 }
 
 KN_TEST(attention, bits_repeat)
 {
     const int before = kn_threads();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        call c = build(shapes[i], KN_F32);
+        OWNED_CASE call c = build(shapes[i], KN_F32);
         kn_array *outs[] = { &c.f.o, &c.f.lse, &c.g.dq, &c.g.dk, &c.g.dv };
         void *first[5] = { 0 };
         for (int threads = 1; threads <= 4; threads++) {
@@ -344,7 +342,6 @@ KN_TEST(attention, bits_repeat)
         }
         for (int k = 0; k < 5; k++)
             free(first[k]);
-        drop(&c);
     }
     kn_set_threads(before);
 }
@@ -371,7 +368,7 @@ static void two_keys_truth(const call *c, int64_t t, double *dz, double *room)
 
 static void check_two_keys(kn_dtype t)
 {
-    call c = build((shape){ 1, 1, 1, 200, 2, 24, false, false, 0 }, t);
+    OWNED_CASE call c = build((shape){ 1, 1, 1, 200, 2, 24, false, false, 0 }, t);
     const int64_t T = c.s.T, D = c.s.D;
     for (int64_t i = 0; i < T * D; i++)
         set(&c.f.q, i, 12 * (float)get(&c.f.q, i));
@@ -392,7 +389,6 @@ static void check_two_keys(kn_dtype t)
         close += room < 1e-4;
     }
     KN_CHECK(close > 20, "%d rows with nearly all weight on one key", close);
-    drop(&c);
 }
 
 KN_TEST(attention, gradients_of_one_key_among_two_are_right)
@@ -413,12 +409,11 @@ KN_TEST(attention, a_query_of_nan_gives_nan)
         { 1, 1, 1, 66, 66, 16, false, false, 0, .mask = KN_F32 },
     };
     for (size_t i = 0; i < sizeof seen / sizeof *seen; i++) {
-        call c = build(seen[i], KN_F32);
+        OWNED_CASE call c = build(seen[i], KN_F32);
         for (int64_t d = 0; d < 16; d++)
             set(&c.f.q, d, NAN);
         run(&c);
         KN_CHECK(isnan(get(&c.f.o, 0)), "shape %zu: o is %g", i, get(&c.f.o, 0));
-        drop(&c);
     }
 }
 
@@ -441,13 +436,12 @@ KN_TEST(attention, scores_that_do_not_matter_have_no_gradient)
         call one = build((shape){ 1, 2, 1, 60, 60, 24, true, false, 0, .window = 1 }, types[i]);
         check_scores_have_no_gradient(&one, "one key");
         drop(&one);
-        call same = build((shape){ 1, 1, 1, 50, 2, 24, false, false, 0 }, types[i]);
+        OWNED_CASE call same = build((shape){ 1, 1, 1, 50, 2, 24, false, false, 0 }, types[i]);
         for (int64_t e = 0; e < 2 * 24; e++) {
             set(&same.f.k, e, (float)get(&same.f.k, e % 24));
             set(&same.f.v, e, (float)get(&same.f.v, e % 24));
         }
         check_scores_have_no_gradient(&same, "keys of one value");
-        drop(&same);
     }
 }
 

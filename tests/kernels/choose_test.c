@@ -87,7 +87,7 @@ static const char *provider_of(product p, kn_array *dst)
     }
     kn_trace_event *events = NULL;
     kn_trace_start(4);
-    KN_CHECK(kn_launch(kn_compute_stream(KN_CPU), KN_K_MATMUL, &x, sizeof x), "%s", kn_error());
+    KN_CHECK(kn_launch(kn_compute_stream(KN_CPU), KN_K_MATMUL, &x, sizeof x));
     KN_CHECK(kn_trace_stop(&events) == 1);
     snprintf(name, sizeof name, "%s", events->provider);
     kn_host_free(events);

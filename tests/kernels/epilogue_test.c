@@ -29,7 +29,7 @@ static void draw(kn_stream *s, void *data, kn_dtype t, uint64_t seed)
                          .kind = KN_NORMAL,
                          .p1 = 1,
                          .seed = seed };
-    KN_CHECK(KN_LAUNCH(s, KN_K_RANDOM, r), "%s", kn_error());
+    KN_CHECK(KN_LAUNCH(s, KN_K_RANDOM, r));
 }
 
 static kn_matmul_args product_of(place *p, kn_dtype t, kn_dtype out, bool ta, bool tb)
@@ -52,7 +52,7 @@ static void prepare(kn_stream *s, kn_dtype t)
 static void by_hand(kn_stream *s, kn_matmul_args p)
 {
     kn_matmul_args plain = { .dst = p.dst, .a = p.a, .b = p.b, .add = p.add };
-    KN_CHECK(KN_LAUNCH(s, KN_K_MATMUL, plain), "%s", kn_error());
+    KN_CHECK(KN_LAUNCH(s, KN_K_MATMUL, plain));
     if (p.x.data)
         KN_CHECK(KN_LAUNCH(
             s, KN_K_UNARY_GRAD,
@@ -66,7 +66,7 @@ static void by_hand(kn_stream *s, kn_matmul_args p)
         from.stride[0] = p.a.stride[1], from.stride[1] = p.a.stride[0];
     }
     kn_array to = kn_array_make(p.sum.data, p.sum.dtype, 2, (int64_t[]){ 1, n });
-    KN_CHECK(KN_LAUNCH(s, KN_K_REDUCE, ((kn_reduce_args){ to, from, KN_SUM })), "%s", kn_error());
+    KN_CHECK(KN_LAUNCH(s, KN_K_REDUCE, ((kn_reduce_args){ to, from, KN_SUM })));
 }
 
 static void check_case(kn_stream *s, kn_dtype t, kn_dtype out, int layouts, bool of_b, bool sum)
@@ -82,7 +82,7 @@ static void check_case(kn_stream *s, kn_dtype t, kn_dtype out, int layouts, bool
         p.x = matrix(memory.x, t, M, N, layouts & 1);
         p.grad_of = KN_GELU_TANH;
     }
-    KN_CHECK(KN_LAUNCH(s, KN_K_MATMUL, p), "%s", kn_error());
+    KN_CHECK(KN_LAUNCH(s, KN_K_MATMUL, p));
     KN_CHECK(kn_stream_sync(s));
     other = memory;
     memset(memory.d, 0, sizeof memory.d);
@@ -151,15 +151,14 @@ static kn_stream *device_stream(const char *name, kn_stream_kind kind)
 static const char *kernels_of(kn_stream *s, const kn_matmul_args *p)
 {
     static char names[200];
-    kn_trace_event *e = NULL;
+    OWNED_HOST kn_trace_event *e = NULL;
     names[0] = 0;
     kn_trace_start(8);
-    KN_CHECK(kn_launch(s, KN_K_MATMUL, p, sizeof *p) == (answer != KN_FAILED), "%s", kn_error());
+    KN_CHECK(kn_launch(s, KN_K_MATMUL, p, sizeof *p) == (answer != KN_FAILED));
     const size_t n = kn_trace_stop(&e);
     for (size_t i = 0; i < n; i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s by %s", i ? ", " : "",
                  e[i].what, e[i].provider);
-    kn_host_free(e);
     return names;
 }
 
@@ -170,9 +169,9 @@ KN_TEST(epilogue, a_provider_of_both_is_asked_first)
     device.providers = providers;
     device.stream_create = device_stream;
     number = kn_device_register(&device);
-    KN_CHECK(number, "%s", kn_error());
+    KN_CHECK(number);
     kn_stream *s = kn_stream_create(number, "compute", KN_STREAM_AUTO);
-    KN_CHECK(s, "%s", kn_error());
+    KN_CHECK(s);
     prepare(kn_compute_stream(KN_CPU), KN_F32);
     KN_CHECK(kn_stream_sync(kn_compute_stream(KN_CPU)));
     kn_matmul_args p = product_of(&memory, KN_F32, KN_F32, false, false), plain = p;

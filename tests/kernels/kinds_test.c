@@ -81,8 +81,8 @@ static int ask(const question *q)
         kn_clear_error();
         return 0;
     }
-    KN_CHECK(providers[n - 1]->run[q->kernel](q->args) == KN_DONE, "%s kind %d: %s",
-             kn_kernel_name(q->kernel), q->kind, kn_error());
+    KN_CHECK(providers[n - 1]->run[q->kernel](q->args) == KN_DONE, "%s kind %d",
+             kn_kernel_name(q->kernel), q->kind);
     for (int64_t k = 0; k < numel; k++)
         want[k] = case_get(&q->out, k);
     for (int i = 0; i < n - 1; i++) {

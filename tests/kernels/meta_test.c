@@ -98,7 +98,7 @@ KN_TEST(meta, trace_is_virtual)
 {
     kn_context_end();
     kn_meta_rates(1e9, 8e6, 0);
-    kn_trace_event *events = NULL;
+    OWNED_HOST kn_trace_event *events = NULL;
     kn_stream *s = kn_compute_stream(KN_META);
     kn_trace_start(8);
     copy(s, 1000000);
@@ -106,7 +106,6 @@ KN_TEST(meta, trace_is_virtual)
     KN_CHECK(kn_trace_stop(&events) == 2);
     KN_CHECK(strcmp(events[1].provider, "meta") == 0 && strcmp(events[1].what, "copy") == 0);
     KN_CHECK(near(events[1].begin, 1) && near(events[1].end, 3) && near(events[1].bytes, 16e6));
-    kn_host_free(events);
 }
 
 KN_TEST(meta, one_layer_that_takes_all)

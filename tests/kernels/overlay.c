@@ -363,7 +363,7 @@ extern const kn_provider kn_gpu_provider; /* gpu_provider.c */
 
 int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
 {
-    KN_CHECK(kn_device_memory(KN_CUDA), "%s", kn_error());
+    KN_CHECK(kn_device_memory(KN_CUDA));
     providers[0] = &kn_gpu_provider;
     return 1;
 }
@@ -407,7 +407,7 @@ void case_prepare(kn_kernel k, const void *args)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
     int n = overlay_all_layers(providers);
-    KN_CHECK(providers[n - 1]->run[k](args) == KN_DONE, "%s: %s", kn_kernel_name(k), kn_error());
+    KN_CHECK(providers[n - 1]->run[k](args) == KN_DONE, "%s", kn_kernel_name(k));
 }
 
 static kn_status run_layer(overlay_case *c, const kn_provider *provider, const void *args,
@@ -441,7 +441,7 @@ static void compare_layer(overlay_case *c, const kn_provider *provider, const vo
 {
     const char *kernel = kn_kernel_name(c->kernel);
     kn_status s = run_layer(c, provider, args, 1);
-    KN_CHECK(s != KN_FAILED && kn_ok(), "%s %s%s: %s", kernel, provider->name, c->what, kn_error());
+    KN_CHECK(s != KN_FAILED && kn_ok(), "%s %s%s", kernel, provider->name, c->what);
     if (s == KN_DECLINED) {
         KN_CHECK(memcmp(c->bytes, before, c->used) == 0, "%s %s%s: declined but wrote", kernel,
                  provider->name, c->what);
@@ -478,8 +478,8 @@ void case_run(overlay_case *c, const void *args)
     const kn_provider *providers[KN_MAX_PROVIDERS];
     int n = overlay_all_layers(providers);
     memcpy(before, c->bytes, c->used);
-    KN_CHECK(run_layer(c, providers[n - 1], args, 1) == KN_DONE, "%s reference%s: %s",
-             kn_kernel_name(c->kernel), c->what, kn_error());
+    KN_CHECK(run_layer(c, providers[n - 1], args, 1) == KN_DONE, "%s reference%s",
+             kn_kernel_name(c->kernel), c->what);
     memcpy(truth, c->bytes, c->used);
     for (int i = 0; i < n - 1; i++)
         compare_layer(c, providers[i], args, i);

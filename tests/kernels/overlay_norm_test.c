@@ -154,7 +154,7 @@ KN_TEST(overlay_norm, a_sum_has_the_bits_of_two_steps)
             continue;
         for (int i = 0; i < overlay_cases(120); i++)
             ran += norm_in_two(case_begin(KN_K_NORM, (uint64_t)i), providers[k], i);
-        KN_CHECK(kn_ok() && ran > overlay_cases(120) / 6, "%s computed %d cases: %s",
-                 providers[k]->name, ran, kn_error());
+        KN_CHECK(kn_ok() && ran > overlay_cases(120) / 6, "%s computed %d cases",
+                 providers[k]->name, ran);
     }
 }

@@ -320,7 +320,7 @@ static void check_spans(const char *what, overlay_case *c, span_fn run, kn_array
         kn_status s = run(providers[i], x, 0, n);
         if (s == KN_DECLINED)
             continue;
-        KN_CHECK(s == KN_DONE, "%s %s %d: %s", what, providers[i]->name, span_kind, kn_error());
+        KN_CHECK(s == KN_DONE, "%s %s %d", what, providers[i]->name, span_kind);
         memcpy(whole, c->bytes, c->used);
         memcpy(c->bytes, start, c->used);
         for (int64_t from = 0, step = 1; from < n; from += step, step = step * 2 % 97 + 1) {

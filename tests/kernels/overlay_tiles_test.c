@@ -110,7 +110,7 @@ KN_TEST(overlay_tiles, images_have_the_same_bits_in_every_batch)
         const bool forward = i % 2 == 0;
         const kn_array *to = forward ? &a.y : &g.dx;
         const size_t bytes = image_bytes(to);
-        char *whole = malloc((size_t)N * bytes);
+        OWNED_BYTES char *whole = malloc((size_t)N * bytes);
         KN_CHECK(whole &&
                  (forward ? KN_LAUNCH(s, KN_K_CONV, a) : KN_LAUNCH(s, KN_K_CONV_GRAD_X, g)));
         memcpy(whole, to->data, (size_t)N * bytes);
@@ -124,7 +124,6 @@ KN_TEST(overlay_tiles, images_have_the_same_bits_in_every_batch)
                 "%s%s: image %d has other bits alone", forward ? "conv" : "conv_grad_x", c->what,
                 (int)k);
         }
-        free(whole);
     }
 }
 

@@ -21,7 +21,7 @@ static inline void run_reference(kn_kernel k, const void *args)
     kn_fail_alloc(INT64_MAX);
     const bool ok = reference(k, args);
     const int64_t allocations = kn_fail_alloc(0);
-    KN_CHECK(ok, "%s", kn_error());
+    KN_CHECK(ok);
     if (allocations == 0)
         return;
     kn_fail_alloc(1);

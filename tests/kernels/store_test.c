@@ -7,7 +7,6 @@
 #include "tests/kn_test.h"
 
 #include <dirent.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -70,7 +69,7 @@ KN_TEST(store, bytes_keep_their_values)
             }
             size[i] = x % 200000 + 1;
             p[i] = kn_take(m, size[i], KN_MEM_STORE);
-            KN_CHECK(p[i] && (uintptr_t)p[i] % KN_ALIGN == 0, "%s", kn_error());
+            KN_CHECK(p[i] && (uintptr_t)p[i] % KN_ALIGN == 0);
             memset(p[i], i, size[i]);
         }
     for (int i = 0; i < N; i++)
@@ -88,7 +87,7 @@ KN_TEST(store, freed_ranges_are_used_again)
     char *dir = folder();
     kn_memory *m = kn_store_open(dir);
     char *a = kn_take(m, 24 * MIB, KN_MEM_STORE), *b = kn_take(m, 4 * MIB, KN_MEM_STORE);
-    KN_CHECK(a && b, "%s", kn_error());
+    KN_CHECK(a && b);
     for (size_t i = 0; i < 24 * MIB; i += 4096)
         a[i] = 1;
     memset(b, 2, 4 * MIB);
@@ -119,7 +118,7 @@ KN_TEST(store, counts_in_no_total_and_against_no_limit)
     kn_ledger before = kn_ledger_read();
     kn_context_get()->memory_limit = before.live_total + (int64_t)MIB;
     kn_storage *s = kn_storage_create(m, 3 * MIB, KN_MEM_STORE, "state");
-    KN_CHECK(s && s->device == KN_CPU, "%s", kn_error());
+    KN_CHECK(s && s->device == KN_CPU);
     kn_ledger now = kn_ledger_read();
     KN_CHECK(now.live[KN_MEM_STORE] == (int64_t)(3 * MIB));
     KN_CHECK(now.live_total == before.live_total && now.peak_total == before.peak_total);
@@ -145,8 +144,7 @@ KN_TEST(store, lives_as_long_as_its_bytes)
     ((char *)s->data)[MIB - 1] = 7;
     kn_store_done(s->data, MIB);
     KN_CHECK(((char *)s->data)[MIB - 1] == 7 && disk_bytes(dir) >= (int64_t)MIB);
-    KN_CHECK(!kn_take(m, 1, KN_MEM_STORE));
-    KN_CHECK_ERROR("after it was closed");
+    REFUSED(kn_take(m, 1, KN_MEM_STORE), "after it was closed");
     kn_storage_unref(s);
     KN_CHECK(disk_bytes(dir) == -1);
     kn_store_close(NULL);
@@ -189,18 +187,13 @@ KN_TEST(store, a_walk_takes_each_item_once_and_a_window_at_a_time)
 
 KN_TEST(store, errors_are_sentences)
 {
-    KN_CHECK(!kn_store_open("/no/such/folder"));
-    KN_CHECK_ERROR("there is no folder '/no/such/folder'");
-    KN_CHECK(!kn_store_open(NULL));
-    KN_CHECK_ERROR("no folder");
-    KN_CHECK(!kn_store_open("/proc/self/status"));
-    KN_CHECK_ERROR("no folder");
-    KN_CHECK(!kn_store_open("/proc"));
-    KN_CHECK_ERROR("no file can be made in '/proc'");
+    REFUSED(kn_store_open("/no/such/folder"), "there is no folder '/no/such/folder'");
+    REFUSED(kn_store_open(NULL), "no folder");
+    REFUSED(kn_store_open("/proc/self/status"), "no folder");
+    REFUSED(kn_store_open("/proc"), "no file can be made in '/proc'");
     char *dir = folder();
     kn_memory *m = kn_store_open(dir);
-    KN_CHECK(!kn_take(m, (size_t)1 << 55, KN_MEM_STORE));
-    KN_CHECK_ERROR("no disk has them");
+    REFUSED(kn_take(m, (size_t)1 << 55, KN_MEM_STORE), "no disk has them");
     /* a limit on the file size acts like a full disk */
     struct rlimit old, small;
     getrlimit(RLIMIT_FSIZE, &old);
@@ -208,10 +201,9 @@ KN_TEST(store, errors_are_sentences)
     small.rlim_cur = 2 * MIB;
     setrlimit(RLIMIT_FSIZE, &small);
     char *a = kn_take(m, MIB, KN_MEM_STORE);
-    KN_CHECK(a, "%s", kn_error());
+    KN_CHECK(a);
     memset(a, 1, MIB);
-    KN_CHECK(!kn_take(m, 4 * MIB, KN_MEM_STORE));
-    KN_CHECK_ERROR("can't grow by 4194304 bytes");
+    REFUSED(kn_take(m, 4 * MIB, KN_MEM_STORE), "can't grow by 4194304 bytes");
     KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == (int64_t)MIB);
     char *b = kn_take(m, MIB / 2, KN_MEM_STORE);
     KN_CHECK(b && a[MIB - 1] == 1, "what fits still fits: %s", kn_error());

@@ -1,7 +1,5 @@
 /* tests/kernels/team_race_test.c: a thread that loses its core between its last part and its check
  * whether the caller sleeps. This file compiles team.c again, with pauses at these points. */
-#include "kernels/context.h"
-#include "kernels/kernels_internal.h"
 #include "kernels/team.h"
 #include "tests/kn_test.h"
 

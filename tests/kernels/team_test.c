@@ -96,8 +96,7 @@ KN_TEST(team, signals_stay_with_the_maker_of_a_stream)
     tally t = { .before = blocked(SIGINT) }, *ctx = &t;
     kn_stream *s = kn_stream_create(KN_CPU, "side", KN_STREAM_WORKER);
     KN_CHECK(s && kn_stream_host(s, "look", see_signals_on_stream, &ctx, sizeof ctx) &&
-                 kn_stream_sync(s),
-             "%s", kn_error());
+             kn_stream_sync(s));
     KN_CHECK(each_once(&t, 1) && blocked(SIGINT) == t.before);
     kn_stream_destroy(s);
 }

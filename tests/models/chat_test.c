@@ -3,7 +3,7 @@
 #include "models/chat_internal.h"
 #include "models/text.h"
 #include "models/tokens/tokens.h"
-#include "tensor/json.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 /* ---- ids ------------------------------------------------------------------------------------- */
@@ -20,7 +20,7 @@ static json_t *json_of(const char *text)
 static kn_tokenizer *bytes_for(const kn_chat *c)
 {
     kn_tokenizer *byte = kn_tokenizer_create("byte", NULL, 0), *t = kn_chat_tokenizer(byte, c);
-    KN_CHECK(t && kn_chat_fits(t, c), "%s", kn_error());
+    KN_CHECK(t && kn_chat_fits(t, c));
     kn_tokenizer_free(byte);
     return t;
 }
@@ -71,16 +71,15 @@ KN_TEST(chat, texts_and_answers)
     json_t *talk = json_of(TALK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const kn_chat *c = kn_chat_named(cases[i].name);
-        kn_tokenizer *t = bytes_for(c);
+        OWNED_TOKENIZER kn_tokenizer *t = bytes_for(c);
         kn_chat_ids ids = { 0 };
-        KN_CHECK(kn_chat_encode(c, t, talk, "x", &ids), "%s", kn_error());
+        KN_CHECK(kn_chat_encode(c, t, talk, "x", &ids));
         KN_CHECK(strcmp(text_of(t, &ids, false), cases[i].text) == 0, "%s",
                  text_of(t, &ids, false));
         KN_CHECK(strcmp(text_of(t, &ids, true), cases[i].answers) == 0, "%s",
                  text_of(t, &ids, true));
         KN_CHECK(kn_chat_of_jinja(c->jinja) == c, "%s", c->name);
         kn_chat_ids_free(&ids);
-        kn_tokenizer_free(t);
     }
     json_decref(talk);
     KN_CHECK(!kn_chat_named("alpaca") && !kn_chat_of_jinja("{{ messages }}"));
@@ -95,7 +94,7 @@ KN_TEST(chat, turn_by_turn)
         snprintf(one, sizeof one, "%.*s", (int)strcspn(name, "|"), name);
         name += strcspn(name, "|") + (name[strcspn(name, "|")] == '|');
         const kn_chat *c = kn_chat_named(one);
-        kn_tokenizer *t = bytes_for(c);
+        OWNED_TOKENIZER kn_tokenizer *t = bytes_for(c);
         kn_chat_ids all = { 0 }, turns = { 0 };
         kn_chat_writer w = { .chat = c, .t = t };
         KN_CHECK(kn_chat_encode(c, t, talk, "x", &all));
@@ -112,7 +111,6 @@ KN_TEST(chat, turn_by_turn)
         kn_chat_end(&w);
         kn_chat_ids_free(&all);
         kn_chat_ids_free(&turns);
-        kn_tokenizer_free(t);
     }
     json_decref(talk);
 }
@@ -130,16 +128,15 @@ KN_TEST(chat, golden_ids)
     json_array_foreach(all, i, one)
     {
         const kn_chat *c = kn_chat_named(json_string_value(json_object_get(one, "template")));
-        kn_tokenizer *t = kn_chat_tokenizer(bare, c);
+        OWNED_TOKENIZER kn_tokenizer *t = kn_chat_tokenizer(bare, c);
         const json_t *want = json_object_get(one, "ids");
         kn_chat_ids ids = { 0 };
-        KN_CHECK(kn_chat_encode(c, t, one, "golden", &ids), "%s", kn_error());
+        KN_CHECK(kn_chat_encode(c, t, one, "golden", &ids));
         KN_CHECK((size_t)ids.count == json_array_size(want), "%zu, by %s", i, c->name);
         for (k = 0; k < json_array_size(want); k++)
             KN_CHECK(ids.id[k] == json_integer_value(json_array_get(want, k)), "%zu, by %s, id %zu",
                      i, c->name, k);
         kn_chat_ids_free(&ids);
-        kn_tokenizer_free(t);
     }
     kn_tokenizer_free(bare);
     json_decref(all);
@@ -179,17 +176,16 @@ KN_TEST(chat, bad_lines_are_named)
         KN_CHECK(!talks_of(cases[i].text, &t, "chatml") && !t, "%s", cases[i].text);
         KN_CHECK_ERROR(cases[i].says);
     }
-    KN_CHECK(!talks_of(SAID("assistant"), &t, "llama2"));
-    KN_CHECK_ERROR("talk:1: the template llama2 takes user and assistant in turn");
-    KN_CHECK(!talks_of(PAIR("a"), &t, "alpaca"));
-    KN_CHECK_ERROR("no template 'alpaca'; there are chatml|llama3|llama2|plain");
-    KN_CHECK(!kn_text_read(temp_path("talk"), &t, .chat = "plain"));
-    KN_CHECK_ERROR("holds conversations, of which no char tokenizer is made");
-    KN_CHECK(!kn_text_read(temp_path("talk"), &t, .chat = "plain", .field = "text"));
-    KN_CHECK_ERROR(".chat says where conversations end");
-    KN_CHECK(!kn_text_read(write_temp("x", "KNTOKENS", 8), &t, .chat = "plain"));
-    KN_CHECK_ERROR("--template is for texts");
-    remove_temp();
+    REFUSED(talks_of(SAID("assistant"), &t, "llama2"),
+            "talk:1: the template llama2 takes user and assistant in turn");
+    REFUSED(talks_of(PAIR("a"), &t, "alpaca"),
+            "no template 'alpaca'; there are chatml|llama3|llama2|plain");
+    REFUSED(kn_text_read(temp_path("talk"), &t, .chat = "plain"),
+            "holds conversations, of which no char tokenizer is made");
+    REFUSED(kn_text_read(temp_path("talk"), &t, .chat = "plain", .field = "text"),
+            ".chat says where conversations end");
+    REFUSED(kn_text_read(write_temp("x", "KNTOKENS", 8), &t, .chat = "plain"),
+            "--template is for texts");
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -203,7 +199,7 @@ static kn_text *letters(kn_tokenizer **t)
                  'a' + i);
     strcat(lines, SAID("user"));
     kn_text *text = talks_of(lines, t, "plain");
-    KN_CHECK(text != NULL, "%s", kn_error());
+    KN_CHECK(text != NULL);
     return text;
 }
 
@@ -213,12 +209,12 @@ KN_TEST(chat, rows_of_one)
     enum { CTX = 40, HEAD = 30 };
     int64_t x[CTX], y[CTX];
     bool seen[20] = { false };
-    kn_tokenizer *t = NULL;
-    kn_text *text = letters(&t);
-    KN_CHECK(kn_text_pack(text, CTX, false) && kn_text_check(text, CTX), "%s", kn_error());
+    OWNED_TOKENIZER kn_tokenizer *t = NULL;
+    OWNED_TEXT kn_text *text = letters(&t);
+    KN_CHECK(kn_text_pack(text, CTX, false) && kn_text_check(text, CTX));
     for (int64_t i = 0; i < 18 + 4; i++) {
         const bool val = i >= 18;
-        KN_CHECK(kn_text_batch(text, val, 5, val ? i - 18 : i, 1, CTX, x, y), "%s", kn_error());
+        KN_CHECK(kn_text_batch(text, val, 5, val ? i - 18 : i, 1, CTX, x, y));
         const int64_t letter = x[10]; /* behind "### User:\n" */
         for (int k = 0; k < CTX; k++)
             KN_CHECK(y[k] == (k == HEAD - 3 || k == HEAD - 2 ? letter
@@ -228,18 +224,14 @@ KN_TEST(chat, rows_of_one)
         KN_CHECK(val ? letter == 'a' + 18 + i % 2 : letter < 'a' + 18 && !seen[letter - 'a']);
         seen[letter - 'a'] = true;
     }
-    KN_CHECK(!kn_text_check(text, CTX - 1));
-    KN_CHECK_ERROR("laid out in rows of 40 tokens, not 39");
-    KN_CHECK(!kn_text_loader(text, NULL, .batch = 1, .ctx = CTX));
-    KN_CHECK_ERROR("kn_text_loader: the text holds conversations");
+    REFUSED(kn_text_check(text, CTX - 1), "laid out in rows of 40 tokens, not 39");
+    REFUSED(kn_text_loader(text, NULL, .batch = 1, .ctx = CTX),
+            "kn_text_loader: the text holds conversations");
     /* cut behind the first letter of the answer, or before it */
     KN_CHECK(kn_text_pack(text, HEAD - 2, false) && kn_text_check(text, HEAD - 2));
     KN_CHECK(kn_text_batch(text, KN_TRAIN, 5, 0, 1, HEAD - 2, x, y) && y[HEAD - 3] == x[10]);
     KN_CHECK(kn_text_pack(text, HEAD - 3, false) && !kn_text_check(text, HEAD - 3));
     KN_CHECK_ERROR("of 20 conversations none with an answer in its first 28 tokens is for");
-    kn_text_free(text);
-    kn_tokenizer_free(t);
-    remove_temp();
 }
 
 /* As many as fit, each with the place where it begins; padding sees itself only. */
@@ -247,9 +239,9 @@ KN_TEST(chat, rows_of_several)
 {
     enum { CTX = 70, EACH = 30 };
     int64_t x[CTX], y[CTX], begin[CTX], counted = 0;
-    kn_tokenizer *t = NULL;
-    kn_text *text = letters(&t);
-    KN_CHECK(kn_text_pack(text, CTX, true) && kn_text_check(text, CTX), "%s", kn_error());
+    OWNED_TOKENIZER kn_tokenizer *t = NULL;
+    OWNED_TEXT kn_text *text = letters(&t);
+    KN_CHECK(kn_text_pack(text, CTX, true) && kn_text_check(text, CTX));
     for (int64_t i = 0; i < 9; i++) {
         KN_CHECK(kn_text_batch_documents(text, KN_TRAIN, 5, i, 1, CTX, x, y, begin));
         for (int k = 0; k < CTX; k++) {
@@ -259,29 +251,21 @@ KN_TEST(chat, rows_of_several)
         KN_CHECK(x[10] + 1 == x[EACH + 10]);
     }
     KN_CHECK(counted == 18 * 3, "%lld", (long long)counted);
-    kn_text_free(text);
-    kn_tokenizer_free(t);
-    remove_temp();
 }
 
 /* All conversations of one file are for training, all of the other for validation. */
 KN_TEST(chat, validation_of_its_own)
 {
     int64_t x[40], y[40];
-    kn_tokenizer *t = NULL;
+    OWNED_TOKENIZER kn_tokenizer *t = NULL;
     kn_text *train = letters(&t), *val = talks_of(PAIR("z"), &t, "plain");
     train = kn_text_join(train, val);
-    KN_CHECK(train && kn_text_pack(train, 40, false), "%s", kn_error());
+    KN_CHECK(train && kn_text_pack(train, 40, false));
     KN_CHECK(kn_text_batch(train, KN_VALIDATION, 5, 3, 1, 40, x, y) && x[10] == 'z');
     for (int64_t i = 0; i < 40; i++)
         KN_CHECK(kn_text_batch(train, KN_TRAIN, 5, i, 1, 40, x, y) && x[10] != 'z');
-    kn_text *plain = kn_text_encode(t, "a text", 6);
-    KN_CHECK(!kn_text_join(train, plain));
-    KN_CHECK_ERROR("one of two texts holds conversations");
+    OWNED_TEXT kn_text *plain = kn_text_encode(t, "a text", 6);
+    REFUSED(kn_text_join(train, plain), "one of two texts holds conversations");
     plain = kn_text_encode(t, "a text", 6);
-    KN_CHECK(!kn_text_pack(plain, 4, false));
-    KN_CHECK_ERROR("the text holds no conversations");
-    kn_text_free(plain);
-    kn_tokenizer_free(t);
-    remove_temp();
+    REFUSED(kn_text_pack(plain, 4, false), "the text holds no conversations");
 }

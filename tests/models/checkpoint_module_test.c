@@ -1,9 +1,9 @@
 /* tests/models/checkpoint_module_test.c: checkpoints of a user's module: buffers, any optimizer, on
  * one rank and on two, resumed to the same bits. */
 #include "knap.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
-#include "tests/refused.h"
 #include "tests/state/forged.h"
 
 enum { STEPS = 6, HALF = 3, BATCH = 4, SIDE = 6 };
@@ -73,7 +73,7 @@ static bool train(trainer *t, int begin, int end)
 {
     int64_t target[BATCH] = { 0, 1, 2, 1 };
     for (int step = begin; step < end && kn_ok(); step++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         uint64_t micro = (uint64_t)(step * 2 + kn_rank(kn_world()));
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, micro, KN_SHAPE(BATCH, 2, SIDE, SIDE));
         kn_tensor *y = kn_from(KN_I64, KN_CPU, target, KN_SHAPE(BATCH));
@@ -83,7 +83,6 @@ static bool train(trainer *t, int begin, int end)
         kn_step(t->optim);
         if (t->ema)
             kn_ema_update(t->ema);
-        kn_scope_end(scope);
     }
     return kn_ok();
 }
@@ -193,7 +192,6 @@ KN_TEST(checkpoint_module, resumed_to_the_same_bits)
     on_ranks(2, resume, &two);
     on_ranks(2, load_all, &one);
     on_ranks(1, load_all, &two);
-    remove_temp();
 }
 
 /* Rank 0 is slower than the timeout that the tree's communicator has of its own. */
@@ -219,7 +217,6 @@ KN_TEST(checkpoint_module, no_timeout_holds_meanwhile)
     static job j;
     make_job(&j, "slow");
     on_ranks(2, slow_rank, &j);
-    remove_temp();
 }
 
 /* Each rank's statistics are saved; on other numbers of ranks all get those of rank 0. */
@@ -230,26 +227,25 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     make_job(&two, "run");
     on_ranks(2, resume, &two);
     kn_checkpoint *c = kn_checkpoint_open(two.dir[PLAIN], NULL);
-    KN_CHECK(c != NULL, "%s", kn_error());
+    KN_CHECK(c != NULL);
     snprintf(path, sizeof path, "%s/optimizer/shard-00002-model-00001-of-00001.safetensors",
              kn_checkpoint_folder(c));
     kn_safetensors *state = kn_safetensors_open(path);
-    KN_CHECK(state != NULL, "%s", kn_error());
+    KN_CHECK(state != NULL);
     KN_CHECK(kn_safetensors_count(state) == 2, "%d", kn_safetensors_count(state));
     kn_scope scope = kn_scope_begin();
     kn_tensor *a = kn_checkpoint_get(c, "norm.running_mean");
     kn_tensor *b = kn_safetensors_get(state, "norm.running_mean.rank1");
-    KN_CHECK(a && b && !same_tensor(a, b), "%s", kn_error());
+    KN_CHECK(a && b && !same_tensor(a, b));
     KN_CHECK(
         !kn_safetensors_has(state, "norm.num_batches_tracked.rank1")); /* equal on both ranks */
     trainer t;
-    KN_CHECK(trainer_init(&t, PLAIN) && load(&t, two.dir[PLAIN]), "%s", kn_error());
+    KN_CHECK(trainer_init(&t, PLAIN) && load(&t, two.dir[PLAIN]));
     KN_CHECK(same_tensor(kn_module_buffer(&t.n, "norm.running_mean"), a));
     trainer_free(&t);
     kn_scope_end(scope);
     kn_safetensors_close(state);
     kn_checkpoint_free(c);
-    remove_temp();
 }
 
 /* A buffer that computes in bf16 is saved and loaded in its own dtype. */
@@ -294,7 +290,6 @@ KN_TEST(checkpoint_module, buffers_in_full_precision)
         snprintf(name, sizeof name, "full%d", ranks);
         on_ranks(ranks, full_buffers, (void *)temp_path(name));
     }
-    remove_temp();
 }
 
 /* ---- what may be left out, and what doesn't fit ---------------------------------------------- */
@@ -314,7 +309,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
     char *text = kn_tokenizer_text(tokenizer);
     const kn_checkpoint_file file = { KN_TOKENIZER_FILE, text, strlen(text) };
     const char *dir = temp_path("run");
-    KN_CHECK(trainer_init(&t, ADAMW) && train(&t, 0, 1), "%s", kn_error());
+    KN_CHECK(trainer_init(&t, ADAMW) && train(&t, 0, 1));
     KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1, .files = &file,
                                 .file_count = 1));
     snprintf(first, sizeof first, "%s/step-00000001", dir);
@@ -324,8 +319,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
     kn_tokenizer *again = c ? kn_checkpoint_tokenizer(c) : NULL;
     KN_CHECK(again && !strcmp(kn_tokenizer_kind(again), "byte") && train(&t, 1, 2));
     kn_tokenizer_free(again), kn_checkpoint_free(c);
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}", .keep = 1), "%s",
-             kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}", .keep = 1));
     KN_CHECK(!is_there(dir, "step-00000001"));
     c = kn_checkpoint_open(dir, NULL);
     snprintf(first, sizeof first, "%s/step-00000002", dir);
@@ -333,7 +327,7 @@ KN_TEST(checkpoint_module, only_what_was_given)
     KN_CHECK(!is_there(first, "optimizer") && !is_there(first, "tokenizer.json"));
     KN_CHECK(!strcmp(kn_checkpoint_config(c), "{\"a\": [1.5]}"), "%s", kn_checkpoint_config(c));
     KN_CHECK(kn_checkpoint_has(c, "norm.running_var"));
-    KN_CHECK(trainer_init(&u, ADAMW) && kn_checkpoint_load(c, &u.n), "%s", kn_error());
+    KN_CHECK(trainer_init(&u, ADAMW) && kn_checkpoint_load(c, &u.n));
     KN_CHECK(
         same_tensor(kn_module_param(&t.n, "norm.weight"), kn_module_param(&u.n, "norm.weight")));
     REFUSED(kn_checkpoint_load(c, &u.n, .optim = u.optim), "saved without an optimizer");
@@ -343,30 +337,25 @@ KN_TEST(checkpoint_module, only_what_was_given)
     kn_checkpoint_free(c);
     kn_tokenizer_free(tokenizer), kn_host_free(text);
     trainer_free(&t), trainer_free(&u);
-    remove_temp();
 }
 
 /* A parameter that isn't finite is a diverged run; a buffer may be a mask of -inf. */
 KN_TEST(checkpoint_module, masks_may_be_infinite)
 {
-    kn_linear line = { 0 };
+    OWNED_MODULE kn_linear line = { 0 };
     const char *dir = temp_path("run");
     KN_CHECK(kn_linear_init(&line, NULL, NULL, 2, 2) && kn_materialize(&line, KN_CPU, 1));
-    KN_CHECK(kn_buffer(&line, "mask", kn_full(KN_F32, KN_CPU, -INFINITY, KN_SHAPE(3))), "%s",
-             kn_error());
-    KN_CHECK(kn_checkpoint_save(dir, &line, .step = 1), "%s", kn_error());
+    KN_CHECK(kn_buffer(&line, "mask", kn_full(KN_F32, KN_CPU, -INFINITY, KN_SHAPE(3))));
+    KN_CHECK(kn_checkpoint_save(dir, &line, .step = 1));
     KN_CHECK(kn_fill_(kn_module_buffer(&line, "mask"), 0));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     KN_CHECK(kn_checkpoint_load(c, &line) &&
-                 ((float *)kn_data(kn_module_buffer(&line, "mask")))[2] == -INFINITY,
-             "%s", kn_error());
+             ((float *)kn_data(kn_module_buffer(&line, "mask")))[2] == -INFINITY);
     kn_checkpoint_free(c);
     bool mode = kn_set_grad_mode(false);
     KN_CHECK(kn_fill_(kn_module_param(&line, "bias"), INFINITY));
     kn_set_grad_mode(mode);
     REFUSED(kn_checkpoint_save(dir, &line, .step = 2), "element 0 of bias is not finite");
-    kn_module_free(&line);
-    remove_temp();
 }
 
 /* .step is the caller's count, of epochs for instance; the optimizer counts by itself. */
@@ -375,12 +364,11 @@ KN_TEST(checkpoint_module, the_step_is_the_callers)
     trainer t, u;
     const char *dir = temp_path("run");
     KN_CHECK(trainer_init(&t, ADAMW) && trainer_init(&u, ADAMW) && train(&t, 0, 2));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim));
     REFUSED(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = -1), ".step is -1");
-    KN_CHECK(load(&u, dir) && same_state(&t, &u, true), "%s", kn_error());
+    KN_CHECK(load(&u, dir) && same_state(&t, &u, true));
     trainer_free(&t);
     trainer_free(&u);
-    remove_temp();
 }
 
 KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
@@ -394,7 +382,7 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     REFUSED(kn_checkpoint_save(dir, &t.n, .optim = other.optim), "the optimizer was made for");
     KN_CHECK(!kn_run_folder_has_checkpoint(dir) && !is_there(dir, "step-00000000") &&
              !is_there(dir, "step-00000000.saving"));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     REFUSED(kn_checkpoint_load(c, &other.n, .optim = other.optim),
             "6 missing (conv.weight.momentum");
@@ -407,12 +395,11 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     kn_checkpoint_free(c);
     kn_run_folder *held = kn_run_folder_claim(dir);
     REFUSED(kn_checkpoint_save(dir, &t.n, .step = 2), "another run saves there");
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .folder = held), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .folder = held));
     kn_run_folder_release(held);
     kn_module_free(&line);
     trainer_free(&t);
     trainer_free(&other);
-    remove_temp();
 }
 
 /* No collective follows an error. */
@@ -445,17 +432,16 @@ KN_TEST(checkpoint_module, a_damaged_count_of_averages_is_an_error)
     trainer t, u;
     const char *dir = temp_path("run");
     KN_CHECK(trainer_init(&t, MUON) && trainer_init(&u, MUON) && train(&t, 0, 2));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .ema = t.ema), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .ema = t.ema));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         set_updates(dir, i ? bad[i - 1] : "2", bad[i]);
         KN_CHECK(!load(&u, dir), "%s", bad[i]);
         KN_CHECK_ERROR("state.json: \"ema_updates\" is missing or not a whole number");
     }
     set_updates(dir, "[]", "7");
-    KN_CHECK(load(&u, dir) && kn_ema_updates(u.ema) == 7, "%s", kn_error());
+    KN_CHECK(load(&u, dir) && kn_ema_updates(u.ema) == 7);
     trainer_free(&t);
     trainer_free(&u);
-    remove_temp();
 }
 
 /* The saved model is the averages, also where the module holds them; a load for training gives the

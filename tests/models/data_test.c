@@ -1,5 +1,6 @@
 /* tests/models/data_test.c: finding data, token files, batches of a text, random choices. */
 #include "models/text.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 #include <sys/stat.h>
@@ -47,22 +48,20 @@ KN_TEST(data, finding)
     mkdir(temp_path("tinyshakespeare"), 0755);
     write_temp("tinyshakespeare/input.txt", "text", 4);
     char *found = kn_data_find("shakespeare");
-    KN_CHECK(found && strstr(found, "tinyshakespeare/input.txt"), "%s", kn_error());
+    KN_CHECK(found && strstr(found, "tinyshakespeare/input.txt"));
     kn_host_free(found);
 
     unsetenv("KNAP_DATA");
-    KN_CHECK(!kn_data_find("mnist"));
-    KN_CHECK_ERROR("(not set)");
+    REFUSED(kn_data_find("mnist"), "(not set)");
     mkdir(home, 0755);
     mkdir(temp_path("home/.cache"), 0755);
     mkdir(temp_path("home/.cache/knap"), 0755);
     mkdir(temp_path("home/.cache/knap/mnist"), 0755);
     found = kn_data_find("mnist");
-    KN_CHECK(found && strstr(found, "home/.cache/knap/mnist"), "%s", kn_error());
+    KN_CHECK(found && strstr(found, "home/.cache/knap/mnist"));
     kn_host_free(found);
     restore("KNAP_DATA", old_data);
     restore("HOME", old_home);
-    remove_temp();
 }
 
 KN_TEST(data, finding_paths)
@@ -71,68 +70,53 @@ KN_TEST(data, finding_paths)
     char *found = kn_data_find(path);
     KN_CHECK(found && strcmp(found, path) == 0);
     kn_host_free(found);
-    KN_CHECK(!kn_data_find("shakespear"));
-    KN_CHECK_ERROR("no data set or file 'shakespear'; did you mean shakespeare?");
-    KN_CHECK(!kn_data_find("no/such/file.txt"));
-    KN_CHECK_ERROR(
+    REFUSED(kn_data_find("shakespear"),
+            "no data set or file 'shakespear'; did you mean shakespeare?");
+    REFUSED(
+        kn_data_find("no/such/file.txt"),
         "no data set or file 'no/such/file.txt'; data sets are shakespeare, mnist, fashion-mnist, "
         "cifar10 and cifar100");
-    remove_temp();
 }
 
 KN_TEST(data, files_that_are_no_texts)
 {
     kn_tokenizer *tok = NULL;
-    KN_CHECK(!kn_text_open(temp_path("missing.txt"), "char", &tok));
-    KN_CHECK_ERROR("cannot open the text file");
-    KN_CHECK(!kn_text_open(write_temp("empty.txt", "", 0), "char", &tok));
-    KN_CHECK_ERROR("empty.txt is empty");
+    REFUSED(kn_text_open(temp_path("missing.txt"), "char", &tok), "cannot open the text file");
+    REFUSED(kn_text_open(write_temp("empty.txt", "", 0), "char", &tok), "empty.txt is empty");
     mkdir(temp_path("none"), 0755);
-    KN_CHECK(!kn_text_open(temp_path("none"), "char", &tok));
-    KN_CHECK_ERROR("none holds no texts or token files");
-    KN_CHECK(!kn_text_map(temp_path("none")));
-    KN_CHECK_ERROR("is a folder");
-    KN_CHECK(!kn_text_open("/dev/null", "char", &tok));
-    KN_CHECK_ERROR("is not a regular file");
-    KN_CHECK(!kn_text_open(write_temp("latin1.txt", "caf\xe9 au lait", 12), "char", &tok));
-    KN_CHECK_ERROR("not valid UTF-8 at byte 3 (0xe9)");
-    KN_CHECK(!kn_text_open(write_temp("a.txt", "abc", 3), "wordy", &tok));
-    KN_CHECK_ERROR("no tokenizer 'wordy': give char, byte, or the file");
+    REFUSED(kn_text_open(temp_path("none"), "char", &tok), "none holds no texts or token files");
+    REFUSED(kn_text_map(temp_path("none")), "is a folder");
+    REFUSED(kn_text_open("/dev/null", "char", &tok), "is not a regular file");
+    REFUSED(kn_text_open(write_temp("latin1.txt", "caf\xe9 au lait", 12), "char", &tok),
+            "not valid UTF-8 at byte 3 (0xe9)");
+    REFUSED(kn_text_open(write_temp("a.txt", "abc", 3), "wordy", &tok),
+            "no tokenizer 'wordy': give char, byte, or the file");
     KN_CHECK(tok == NULL);
-    remove_temp();
 }
 
 KN_TEST(data, texts_too_short_for_the_context)
 {
-    kn_text *t = small_text();
+    OWNED_TEXT kn_text *t = small_text();
     int64_t x[32], y[32];
     KN_CHECK(kn_text_count(t, KN_TRAIN) == 90 && kn_text_count(t, KN_VALIDATION) == 10);
     KN_CHECK(kn_text_check(t, 9));
-    KN_CHECK(!kn_text_check(t, 10));
-    KN_CHECK_ERROR("a context of 10 tokens does not fit the text: of its 100 tokens, 10 are for "
-                   "validation (10 %); a context of 9 or less fits");
-    KN_CHECK(!kn_text_batch(t, KN_VALIDATION, 1, 0, 1, 10, x, y));
-    KN_CHECK_ERROR("a context of 10 tokens");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, -4, 9, x, y));
-    KN_CHECK_ERROR("kn_text_batch: a batch of -4 rows");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, 0, 9, x, y));
-    KN_CHECK_ERROR("kn_text_batch: a batch of 0 rows");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, -1, 1, 9, x, y));
-    KN_CHECK_ERROR("there is no window -1");
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, INT64_MAX, 1, 9, x, y));
-    KN_CHECK_ERROR("there is no window 9223372036854775807");
-    KN_CHECK(!kn_text_check(t, 0));
-    KN_CHECK_ERROR("must be at least 1");
+    REFUSED(kn_text_check(t, 10),
+            "a context of 10 tokens does not fit the text: of its 100 tokens, 10 are for "
+            "validation (10 %); a context of 9 or less fits");
+    REFUSED(kn_text_batch(t, KN_VALIDATION, 1, 0, 1, 10, x, y), "a context of 10 tokens");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, -4, 9, x, y), "kn_text_batch: a batch of -4 rows");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, 0, 9, x, y), "kn_text_batch: a batch of 0 rows");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, -1, 1, 9, x, y), "there is no window -1");
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, INT64_MAX, 1, 9, x, y),
+            "there is no window 9223372036854775807");
+    REFUSED(kn_text_check(t, 0), "must be at least 1");
     KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 1, 9, x, y)); /* the only window */
     KN_CHECK(x[0] == text_100[90] && y[8] == text_100[99]);
     kn_text_free(t);
 
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
     t = kn_text_encode(tok, "ab", 2);
-    KN_CHECK(!kn_text_check(t, 1));
-    KN_CHECK_ERROR("too few for any context; give a longer text");
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
+    REFUSED(kn_text_check(t, 1), "too few for any context; give a longer text");
 }
 
 /* ---- batches ------------------------------------------------------------------------------- */
@@ -141,7 +125,7 @@ KN_TEST(data, texts_too_short_for_the_context)
 KN_TEST(data, batches_are_windows)
 {
     enum { BATCH = 16, CTX = 8, ROUNDS = 1000, STARTS = 90 - CTX };
-    kn_text *t = small_text();
+    OWNED_TEXT kn_text *t = small_text();
     int64_t x[BATCH * CTX], y[BATCH * CTX];
     int count[STARTS] = { 0 };
     for (int round = 0; round < ROUNDS; round++) {
@@ -166,13 +150,12 @@ KN_TEST(data, batches_are_windows)
         KN_CHECK(fabs(count[s] - expected) < 6 * sqrt(expected), "start %d: %d, expected %.0f", s,
                  count[s], expected);
     }
-    kn_text_free(t);
 }
 
 KN_TEST(data, batches_depend_on_what_they_are_for)
 {
     enum { BATCH = 4, CTX = 8, N = BATCH * CTX };
-    kn_text *t = small_text();
+    OWNED_TEXT kn_text *t = small_text();
     int64_t a[2][N], b[2][N];
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, BATCH, CTX, a[0], a[1]));
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, BATCH, CTX, b[0], b[1]));
@@ -186,7 +169,6 @@ KN_TEST(data, batches_depend_on_what_they_are_for)
             kn_text_batch(t, KN_TRAIN, (uint64_t)other[i][0], other[i][1], BATCH, CTX, b[0], b[1]));
         KN_CHECK(memcmp(a[0], b[0], sizeof a[0]) != 0, "seed, first %d give the same rows", i);
     }
-    kn_text_free(t);
 }
 
 KN_TEST(data, random_choices)
@@ -245,14 +227,14 @@ KN_TEST(data, shuffling)
 KN_TEST(data, token_files)
 {
     int64_t a[2][32], b[2][32];
-    kn_tokenizer *tok = NULL, *tok2 = NULL, *tok3 = NULL;
+    OWNED_TOKENIZER kn_tokenizer *tok = NULL, *tok2 = NULL, *tok3 = NULL;
     const char *text = write_temp("a.txt", text_100, 100), *path = temp_path("a.tokens");
-    kn_text *t = kn_text_open(text, "char", &tok);
+    OWNED_TEXT kn_text *t = kn_text_open(text, "char", &tok);
     KN_CHECK_OK();
     KN_CHECK(tok && kn_text_vocab(t) == 62 && kn_tokenizer_vocab(tok) == 62);
-    KN_CHECK(kn_text_save(t, path), "%s", kn_error());
+    KN_CHECK(kn_text_save(t, path));
     kn_text *u = kn_text_open(path, "char", &tok2); /* without a tokenizer file */
-    KN_CHECK(u && !tok2 && kn_text_vocab(u) == 62, "%s", kn_error());
+    KN_CHECK(u && !tok2 && kn_text_vocab(u) == 62);
     KN_CHECK(kn_text_count(u, KN_TRAIN) == 90);
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 2, 4, 8, a[0], a[1]));
     KN_CHECK(kn_text_batch(u, KN_TRAIN, 1, 2, 4, 8, b[0], b[1]));
@@ -264,7 +246,7 @@ KN_TEST(data, token_files)
 
     KN_CHECK(kn_tokenizer_save(tok, temp_path("a.tokens.json")));
     u = kn_text_open(path, "char", &tok2);
-    KN_CHECK(u && tok2 && kn_tokenizer_vocab(tok2) == 62, "%s", kn_error());
+    KN_CHECK(u && tok2 && kn_tokenizer_vocab(tok2) == 62);
     kn_text_free(u);
     tok3 = kn_tokenizer_create("byte", NULL, 0);
     KN_CHECK(!kn_text_open(path, "char", &tok3)); /* another tokenizer than the file's */
@@ -273,11 +255,6 @@ KN_TEST(data, token_files)
     kn_tokenizer *none = NULL;
     KN_CHECK(!kn_text_open(path, "char", &none) && !none);
     KN_CHECK_ERROR("a.tokens.json is no tokenizer.json");
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
-    kn_tokenizer_free(tok2);
-    kn_tokenizer_free(tok3);
-    remove_temp();
 }
 
 /* llm.c's and nanoGPT's token files, and such as aren't. */
@@ -303,14 +280,13 @@ KN_TEST(data, token_files_of_others)
             file[1024 + width * k] = (unsigned char)(k + 1);
         kn_tokenizer *none = NULL;
         const char *path = write_temp("x.bin", file, 1024 + (size_t)width * COUNT);
-        kn_text *t = kn_text_open(path, "char", &none);
-        KN_CHECK(!t == (cases[i].says != NULL), "case %zu: %s", i, kn_error());
+        OWNED_TEXT kn_text *t = kn_text_open(path, "char", &none);
+        KN_CHECK(!t == (cases[i].says != NULL), "case %zu", i);
         if (t)
             KN_CHECK(kn_text_vocab(t) == cases[i].vocab && kn_text_token(t, 39) == 40 &&
                      kn_text_count(t, KN_TRAIN) == 36);
         else
             KN_CHECK_ERROR(cases[i].says);
-        kn_text_free(t);
     }
     const uint16_t ids[] = { 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     const char *path = write_temp("plain.bin", ids, sizeof ids);
@@ -318,19 +294,17 @@ KN_TEST(data, token_files_of_others)
     KN_CHECK(kn_text_is_plain(path) && !kn_text_open(path, "char", &tok) && !tok);
     KN_CHECK_ERROR("say how many kinds there are");
     kn_text *t = kn_text_map_plain(path, 16);
-    KN_CHECK(t && kn_text_vocab(t) == 16 && kn_text_token(t, 10) == 15, "%s", kn_error());
+    KN_CHECK(t && kn_text_vocab(t) == 16 && kn_text_token(t, 10) == 15);
     kn_text_free(t);
     tok = kn_tokenizer_create("byte", NULL, 0);
     t = kn_text_open(path, "char", &tok);
-    KN_CHECK(t && kn_text_vocab(t) == 256, "%s", kn_error());
+    KN_CHECK(t && kn_text_vocab(t) == 256);
     kn_text_free(t);
     kn_tokenizer_free(tok);
-    KN_CHECK(!kn_text_map_plain(path, 65537));
-    KN_CHECK_ERROR("a vocabulary of 65537");
-    KN_CHECK(!kn_text_map_plain(write_temp("odd.bin", ids, 7), 16));
-    KN_CHECK_ERROR("7 bytes, which is no number of tokens");
+    REFUSED(kn_text_map_plain(path, 65537), "a vocabulary of 65537");
+    REFUSED(kn_text_map_plain(write_temp("odd.bin", ids, 7), 16),
+            "7 bytes, which is no number of tokens");
     KN_CHECK(!kn_text_is_plain(write_temp("a.txt", ids, 8)));
-    remove_temp();
 }
 
 /* A token file with these fields, 3 tokens of width bytes 1, 2, 3. */
@@ -375,12 +349,11 @@ KN_TEST(data, hostile_token_files)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t size =
             make_tokens(file, cases[i].version, cases[i].width, cases[i].count, cases[i].vocab);
-        kn_text *t = kn_text_map(write_temp("x.tokens", file, size));
+        OWNED_TEXT kn_text *t = kn_text_map(write_temp("x.tokens", file, size));
         KN_CHECK((t != NULL) == (cases[i].says == NULL), "case %zu: %s", i,
                  kn_ok() ? "taken" : kn_error());
         if (cases[i].says)
             KN_CHECK_ERROR(cases[i].says);
-        kn_text_free(t);
     }
     size_t size = make_tokens(file, 1, 2, 3, 4);
     for (size_t n = 0; n < size; n++) {
@@ -397,7 +370,6 @@ KN_TEST(data, hostile_token_files)
         kn_clear_error();
         file[i] ^= 0x40;
     }
-    remove_temp();
 }
 
 /* An id outside the vocabulary is found when it is drawn, and named. */
@@ -408,24 +380,19 @@ KN_TEST(data, damaged_tokens)
     make_tokens(file, 1, 2, 50, 4);
     memset(file + 64, 1, 100); /* every token is 257 */
     kn_text *t = kn_text_map(write_temp("x.tokens", file, sizeof file));
-    KN_CHECK(t != NULL, "%s", kn_error());
-    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, 1, 4, x, y));
-    KN_CHECK_ERROR("is 257, outside the vocabulary of 4");
+    KN_CHECK(t != NULL);
+    REFUSED(kn_text_batch(t, KN_TRAIN, 1, 0, 1, 4, x, y), "is 257, outside the vocabulary of 4");
     kn_text_free(t);
-    remove_temp();
 }
 
 KN_TEST(data, tiny_shakespeare)
 {
-    kn_tokenizer *tok = NULL;
-    char *path = kn_data_find_quietly("shakespeare");
+    OWNED_TOKENIZER kn_tokenizer *tok = NULL;
+    OWNED_HOST char *path = kn_data_find_quietly("shakespeare");
     if (!path)
         KN_SKIP("Tiny Shakespeare is not on this machine (KNAP_DATA)");
-    kn_text *t = kn_text_open(path, "char", &tok);
+    OWNED_TEXT kn_text *t = kn_text_open(path, "char", &tok);
     KN_CHECK_OK();
     KN_CHECK(kn_text_vocab(t) == 65); /* the counts that nanoGPT's prepare.py prints */
     KN_CHECK(kn_text_count(t, KN_TRAIN) == 1003854 && kn_text_count(t, KN_VALIDATION) == 111540);
-    kn_text_free(t);
-    kn_tokenizer_free(tok);
-    kn_host_free(path);
 }

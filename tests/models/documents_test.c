@@ -1,6 +1,8 @@
 /* tests/models/documents_test.c: texts that are many documents, and attention that stays inside of
  * each. */
 #include "models/text.h"
+#include "tests/models/owned.h"
+#include "tests/owned.h"
 #include "tests/models/small_models.h"
 
 #include <math.h>
@@ -41,7 +43,6 @@ KN_TEST(documents, lines_of_json)
     READS("{\"text\": \"a<|endoftext|>b\"}", "97 256 98 256", .kind = "byte", .field = "text");
     READS("{\"body\": \"ab\"}", "97 98 256", .kind = "byte", .field = "body", .end = "<end>");
     READS("{\"text\": \"ba\"}\n{\"text\": \"c\"}", "1 0 3 2 3", .field = "text"); /* char */
-    remove_temp();
 }
 
 KN_TEST(documents, separators)
@@ -50,7 +51,6 @@ KN_TEST(documents, separators)
     READS("a\r\n--\r\n\nb--\n", "97 256 10 98 45 45 256", .kind = "byte", .separator = "--");
     READS("a\nb\n\n\nc", "97 10 98 256 99 256", .kind = "byte", .separator = "");
     READS("ab", "97 98 256", .kind = "byte", .end = "<|endoftext|>"); /* a file is one */
-    remove_temp();
 }
 
 #define REFUSES(text, says, ...)                                                                   \
@@ -85,16 +85,13 @@ KN_TEST(documents, bad_ones_are_named)
     REFUSES("  ", "holds no documents", .field = "a");
     char deep[4096];
     memset(deep, '[', sizeof deep);
-    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
-    KN_CHECK(!kn_text_read(write_temp("docs", deep, sizeof deep), &tok, .field = "text"));
-    KN_CHECK_ERROR("docs:1: this line isn't JSON");
-    KN_CHECK(!kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"));
-    KN_CHECK_ERROR("the tokenizer has no <|endoftext|>; say which of its tokens");
-    KN_CHECK(
-        !kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"));
-    KN_CHECK_ERROR("the tokenizer has no token 'x<>', which is to end a document");
-    kn_tokenizer_free(tok);
-    remove_temp();
+    OWNED_TOKENIZER kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    REFUSED(kn_text_read(write_temp("docs", deep, sizeof deep), &tok, .field = "text"),
+            "docs:1: this line isn't JSON");
+    REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"),
+            "the tokenizer has no <|endoftext|>; say which of its tokens");
+    REFUSED(kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"),
+            "the tokenizer has no token 'x<>', which is to end a document");
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -108,20 +105,17 @@ KN_TEST(documents, begin_of_each_token)
     int64_t x[CTX], y[CTX], begin[CTX];
     kn_tokenizer *tok = NULL;
     const char *path = write_temp("x.bin", ids, sizeof ids);
-    kn_text *t = kn_text_join(kn_text_read(path, &tok, .vocab = 10, .end = "9"),
-                              kn_text_read(path, &tok, .vocab = 10, .end = "9"));
-    KN_CHECK(t && kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin), "%s",
-             kn_error());
+    OWNED_TEXT kn_text *t = kn_text_join(kn_text_read(path, &tok, .vocab = 10, .end = "9"),
+                                         kn_text_read(path, &tok, .vocab = 10, .end = "9"));
+    KN_CHECK(t && kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin));
     KN_CHECK(memcmp(begin, want, sizeof begin) == 0);
     kn_text_free(t);
-    KN_CHECK(!kn_text_read(path, &tok, .vocab = 10, .end = "10"));
-    KN_CHECK_ERROR("--end 10: without a tokenizer give the id of the token, below 10");
+    REFUSED(kn_text_read(path, &tok, .vocab = 10, .end = "10"),
+            "--end 10: without a tokenizer give the id of the token, below 10");
     t = kn_text_read(path, &tok, .vocab = 10);
     t = kn_text_join(t, kn_text_read(path, &tok, .vocab = 10));
-    KN_CHECK(!kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin));
-    KN_CHECK_ERROR("which token stands between documents of the text isn't known");
-    kn_text_free(t);
-    remove_temp();
+    REFUSED(kn_text_batch_documents(t, KN_TRAIN, 1, 0, 1, CTX, x, y, begin),
+            "which token stands between documents of the text isn't known");
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -164,7 +158,7 @@ static double *run(kn_module *m, const kn_family *f, loss_fn of, double *loss, i
     int64_t n = 0;
     kn_scope s = kn_scope_begin();
     kn_tensor *l = of(m, f);
-    KN_CHECK(l && kn_backward(l), "%s", kn_error());
+    KN_CHECK(l && kn_backward(l));
     *loss = kn_item(l);
     const kn_param *p;
     const int params = kn_params(m, &p);
@@ -187,34 +181,28 @@ KN_TEST(documents, masked_ones_are_separate_ones)
     for (int kind = GPT; kind <= LLAMA; kind++)
         for (int recompute = 0; recompute < 2; recompute++) {
             const kn_family *f = small_models[kind].family;
-            kn_module m;
+            OWNED_MODULE kn_module m;
             double loss[2], worst = 0;
             int64_t count[2];
             make_small(&m, kind, KN_F64, 3);
             if (recompute)
                 kn_family_recompute(f, &m, true);
-            double *a = run(&m, f, masked_loss, &loss[0], &count[0]),
-                   *b = run(&m, f, separate_loss, &loss[1], &count[1]);
+            OWNED_BYTES double *a = run(&m, f, masked_loss, &loss[0], &count[0]),
+                               *b = run(&m, f, separate_loss, &loss[1], &count[1]);
             for (int64_t i = 0; i < count[0]; i++)
                 worst = fmax(worst, fabs(a[i] - b[i]));
             KN_CHECK(count[0] == count[1] && fabs(loss[0] - loss[1]) < 1e-12 && worst < 1e-12,
                      "%s: losses %.15g and %.15g, gradients differ by %g", f->noun, loss[0],
                      loss[1], worst);
-            free(a);
-            free(b);
-            kn_module_free(&m);
         }
 }
 
 KN_TEST(documents, bad_begins)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, GPT, KN_F32, 3);
-    kn_scope s = kn_scope_begin();
-    KN_CHECK(!kn_language_documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1), ids_of(1, 5, 1)));
-    KN_CHECK_ERROR("gpt: ids are i64[1,6] but documents' begins i64[1,5]; both must be [B,T]");
-    KN_CHECK(!kn_document_mask(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2))));
-    KN_CHECK_ERROR("begin has 1 dims");
-    kn_scope_end(s);
-    kn_module_free(&m);
+    IN_SCOPE;
+    REFUSED(kn_language_documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1), ids_of(1, 5, 1)),
+            "gpt: ids are i64[1,6] but documents' begins i64[1,5]; both must be [B,T]");
+    REFUSED(kn_document_mask(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2))), "begin has 1 dims");
 }

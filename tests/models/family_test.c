@@ -3,6 +3,7 @@
  * it learns, it recomputes to the same bits, its memory may end anywhere. */
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
+#include "tests/owned.h"
 #include "tests/failing.h"
 #include "tests/models/small_models.h"
 
@@ -48,18 +49,17 @@ enum { KNOWN = sizeof known / sizeof *known };
 
 static void check_preset(kn_family_kind kind, const kn_family *f, const kn_preset *p)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_model_config c = { .family = f };
     KN_CHECK(kn_family_of_choice(kind, p->name) == f && kn_family_preset(f, p->name, c.of) &&
                  kn_config_preset(&c) == p,
-             "%s: %s", p->name, kn_error());
-    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s: %s", p->name, kn_error());
+             "%s", p->name);
+    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s", p->name);
     const int64_t count = kn_param_count(&m);
     int i = 0;
     while (i < KNOWN && strcmp(known[i].name, p->name) != 0)
         i++;
     KN_CHECK(i < KNOWN && known[i].count == count, "%s: %lld", p->name, (long long)count);
-    kn_module_free(&m);
 }
 
 KN_TEST(family, presets_have_the_published_sizes)
@@ -76,8 +76,8 @@ KN_TEST(family, presets_have_the_published_sizes)
             KN_CHECK(!f->custom || kn_family_of_choice(kind, f->custom) == f);
             for (const kn_preset *p = f->preset; p->name; p++, presets++)
                 check_preset(kind, f, p);
-            KN_CHECK(!kn_family_preset(f, "llama9", c.of));
-            KN_CHECK_ERROR(f->preset[0].name ? f->preset[0].name : f->noun);
+            REFUSED(kn_family_preset(f, "llama9", c.of),
+                    f->preset[0].name ? f->preset[0].name : f->noun);
         }
     KN_CHECK(presets >= KNOWN, "%d", presets);
     KN_CHECK(!kn_family_of_choice(KN_LANGUAGE_MODELS, "llam") &&
@@ -124,14 +124,13 @@ KN_TEST(family, names_and_shapes_are_those_of_published_files)
     const kn_param *p;
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
         kn_module m;
-        KN_CHECK(declare_small(&m, kind, KN_F32), "%s", kn_error());
+        KN_CHECK(declare_small(&m, kind, KN_F32));
         KN_CHECK(kn_params(&m, &p) == params[kind], "model %d: %d", kind, kn_params(&m, &p));
         for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
             if (want[i].kind != kind)
                 continue;
             kn_tensor *t = kn_module_param(&m, want[i].name);
-            KN_CHECK(t && kn_ndim(t) == (want[i].columns ? 2 : 1), "%s: %s", want[i].name,
-                     kn_error());
+            KN_CHECK(t && kn_ndim(t) == (want[i].columns ? 2 : 1), "%s", want[i].name);
             KN_CHECK(kn_size(t, 0) == want[i].rows, "%s", want[i].name);
             KN_CHECK(!want[i].columns || kn_size(t, 1) == want[i].columns, "%s", want[i].name);
         }
@@ -147,14 +146,13 @@ static void with_biases(void *config)
 
 KN_TEST(family, a_table_over_another_model_has_defaults_of_its_own)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_family own = kn_llama_family;
     own.fill = with_biases;
     kn_model_config c = small_config(LLAMA);
     c.family = &own;
-    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META), "%s", kn_error());
-    KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"), "%s", kn_error());
-    kn_module_free(&m);
+    KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META));
+    KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"));
 }
 
 /* ---- what every model does ------------------------------------------------------------------- */
@@ -163,21 +161,18 @@ KN_TEST(family, a_loss_falls_in_each_dtype)
 {
     const kn_dtype dtype[] = { KN_F32, KN_F64 };
     for (int k = 0; k < SMALL_MODELS * 2; k += kn_one_in(3)) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         double first = 0, last = 0;
         make_small(&m, k / 2, dtype[k % 2], 1);
-        kn_optim *o = kn_adamw(&m, .lr = 1e-2);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 1e-2);
         for (int step = 0; step < 30; step++) {
-            kn_scope s = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *loss = small_loss(&m, k / 2, dtype[k % 2]);
             last = kn_item(loss);
             first = step ? first : last;
-            KN_CHECK(kn_backward(loss) && kn_step(o), "%s", kn_error());
-            kn_scope_end(s);
+            KN_CHECK(kn_backward(loss) && kn_step(o));
         }
         KN_CHECK(last < 0.9 * first, "model %d, dtype %d: %g -> %g", k / 2, k % 2, first, last);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
 }
 
@@ -194,7 +189,7 @@ KN_TEST(family, recompute_gives_the_same_gradients)
         const kn_family *f = small_models[kind].family;
         size_t n[2] = { 0 };
         for (int again = 0; again < 2; again++) {
-            kn_module m;
+            OWNED_MODULE kn_module m;
             const kn_param *p;
             make_small(&m, kind, KN_F32, 1);
             if (again)
@@ -203,19 +198,17 @@ KN_TEST(family, recompute_gives_the_same_gradients)
                      again);
             kn_set_step(1); /* both draw as in step 1 */
             kn_scope s = kn_scope_begin();
-            KN_CHECK(kn_backward(small_loss(&m, kind, KN_F32)), "%s", kn_error());
+            KN_CHECK(kn_backward(small_loss(&m, kind, KN_F32)));
             for (int i = 0, params = kn_params(&m, &p); i < params; i++) {
                 const size_t count = (size_t)p[i].numel;
                 KN_CHECK(n[again] + count <= sizeof grad[0] / sizeof(float) &&
-                             kn_to_host(kn_param_grad(&p[i]), grad[again] + n[again],
-                                        count * sizeof(float)),
-                         "%s", kn_error());
+                         kn_to_host(kn_param_grad(&p[i]), grad[again] + n[again],
+                                    count * sizeof(float)));
                 n[again] += count;
             }
             KN_CHECK(!kn_module_has(&m, "bn1.num_batches_tracked") ||
                      kn_item(kn_module_buffer(&m, "bn1.num_batches_tracked")) == 1);
             kn_scope_end(s);
-            kn_module_free(&m);
         }
         KN_CHECK(n[0] == n[1] && memcmp(grad[0], grad[1], n[0] * sizeof(float)) == 0, "model %d",
                  kind);
@@ -306,13 +299,11 @@ KN_TEST(family, sizes_that_do_not_fit)
 static void forward_bits(kn_module *m, int kind, float bits[64])
 {
     const kn_family *f = small_models[kind].family;
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_train(m, false);
     kn_tensor *y = f->kind == KN_LANGUAGE_MODELS ? kn_language_next_logits(m, ids_of(1, 4, 1))
                                                  : kn_call(m, small_images(2));
-    KN_CHECK(y && kn_numel(y) <= 64 && kn_to_host(y, bits, (size_t)kn_numel(y) * sizeof *bits),
-             "%s", kn_error());
-    kn_scope_end(s);
+    KN_CHECK(y && kn_numel(y) <= 64 && kn_to_host(y, bits, (size_t)kn_numel(y) * sizeof *bits));
 }
 
 /* The checkpoint tells the family, defaults are filled in, and the model computes the same bits. */
@@ -327,15 +318,14 @@ KN_TEST(family, configurations_are_saved)
         float y[2][64] = { { 0 } };
         make_small(&m, kind, KN_F32, 4);
         char *text = kn_config_text(&c), *second = NULL;
-        KN_CHECK(text != NULL, "%s", kn_error());
+        KN_CHECK(text != NULL);
         kn_checkpoint *saved = saved_with(&m, text, NULL, NULL);
         KN_CHECK(kn_config_saved(saved, of, &read, NULL) && read.family == f &&
                      (second = kn_config_text(&read)) && strcmp(text, second) == 0,
                  "%s\n%s", text, second ? second : kn_error());
         KN_CHECK(memcmp(read.of, kn_family_config_of(f, &m), f->size) == 0, "%s", text);
         KN_CHECK(kn_config_init(&again, &read, KN_F32, KN_META) &&
-                     kn_materialize(&again, KN_CPU, 5) && kn_checkpoint_load(saved, &again),
-                 "%s", kn_error());
+                 kn_materialize(&again, KN_CPU, 5) && kn_checkpoint_load(saved, &again));
         forward_bits(&m, kind, y[0]);
         forward_bits(&again, kind, y[1]);
         KN_CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
@@ -344,22 +334,20 @@ KN_TEST(family, configurations_are_saved)
             snprintf(noun, sizeof noun, "not a %s", other->noun);
             snprintf(type, sizeof type, "the model is a %s", f->type);
             KN_CHECK(kn_family_saved(other, saved, read.of) == (other == f), "%s", other->noun);
-            KN_CHECK(other == f || (strstr(kn_error(), noun) && strstr(kn_error(), type)), "%s",
-                     kn_error());
+            KN_CHECK(other == f || (strstr(kn_error(), noun) && strstr(kn_error(), type)));
             kn_clear_error();
         }
-        KN_CHECK(!kn_config_saved(saved, !of, &read, NULL));
-        KN_CHECK_ERROR(of == KN_IMAGE_MODELS ? "which are gpt2, llama" : "which are resnet, vit");
+        REFUSED(kn_config_saved(saved, !of, &read, NULL),
+                of == KN_IMAGE_MODELS ? "which are gpt2, llama" : "which are resnet, vit");
         kn_checkpoint_free(saved);
         kn_host_free(text), kn_host_free(second);
         kn_module_free(&m), kn_module_free(&again);
     }
-    remove_temp();
 }
 
 KN_TEST(family, defaults_are_filled_in)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, LLAMA, KN_F32, 1);
     const kn_llama_config *c = kn_llama_config_of((kn_llama *)&m);
     KN_CHECK(c->hidden == 64 && c->norm_eps == 1e-5 && c->rope_base == 1e4);
@@ -368,7 +356,6 @@ KN_TEST(family, defaults_are_filled_in)
     c = kn_llama_config_of((kn_llama *)&m);
     KN_CHECK(c->norm_eps == 1e-6 && c->rope_scaling.low_freq_factor == 1 &&
              c->rope_scaling.high_freq_factor == 4 && c->rope_scaling.original_ctx == 8192);
-    kn_module_free(&m);
 }
 
 /* A configuration that another program wrote, or damaged. error NULL: it is read. */
@@ -382,7 +369,7 @@ static void check_edit(kn_module *m, const char *config, const edit *e, kn_model
     const kn_family *f = small_models[e->kind].family;
     kn_checkpoint *c = saved_with(m, config, e->from, e->to);
     *read = (kn_model_config){ .family = f };
-    KN_CHECK(kn_family_saved(f, c, read->of) == !e->error, "%s: %s", e->to, kn_error());
+    KN_CHECK(kn_family_saved(f, c, read->of) == !e->error, "%s", e->to);
     if (e->error)
         KN_CHECK_ERROR(e->error);
     kn_checkpoint_free(c);
@@ -423,15 +410,12 @@ KN_TEST(family, a_damaged_configuration_is_refused)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const kn_model_config c = small_config(bad[i].kind);
-        kn_module m;
+        OWNED_MODULE kn_module m;
         kn_model_config read;
-        char *text = kn_config_text(&c);
+        OWNED_HOST char *text = kn_config_text(&c);
         make_small(&m, bad[i].kind, KN_F32, 4);
         check_edit(&m, text, &bad[i], &read);
-        kn_host_free(text);
-        kn_module_free(&m);
     }
-    remove_temp();
 }
 
 /* That of a Llama with a head of its own, as transformers writes it. */
@@ -477,7 +461,7 @@ KN_TEST(family, configurations_of_hugging_face)
         { OWN_HEAD, "\"llama\"", "\"gemma\"", "the model is a gemma, not a Llama" },
         { OWN_HEAD, "\"model_type\": \"llama\", ", "", "tells no sizes of a model" },
     };
-    kn_module m;
+    OWNED_MODULE kn_module m;
     make_small(&m, OWN_HEAD, KN_F32, 7);
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         kn_model_config read;
@@ -488,6 +472,4 @@ KN_TEST(family, configurations_of_hugging_face)
                       c->rope_scaling.original_ctx == 3 && c->norm_eps == 1e-6 && c->untied),
                  "%s", edits[i].to);
     }
-    kn_module_free(&m);
-    remove_temp();
 }

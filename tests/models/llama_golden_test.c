@@ -2,7 +2,7 @@
  * transformers computed (bench/peers/llama.py): with and without scaled rope, a tied and an untied
  * head, one, two and four key-value heads. */
 #include "models/llama.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 #include "tests/models/llama_golden.h"
 
@@ -39,7 +39,7 @@ static void begin(kn_llama *g, int which, kn_dtype dtype)
                                 .rope_base = golden[which].base,
                                 .rope_scaling = golden[which].scaling,
                                 .untied = golden[which].untied };
-    KN_CHECK(kn_llama_init(g, c, dtype, KN_META) && kn_materialize(g, KN_CPU, 1), "%s", kn_error());
+    KN_CHECK(kn_llama_init(g, c, dtype, KN_META) && kn_materialize(g, KN_CPU, 1));
     const kn_param *p;
     int n = kn_params(g, &p);
     for (int i = 0; i < n; i++)
@@ -49,7 +49,7 @@ static void begin(kn_llama *g, int which, kn_dtype dtype)
 static double far_from(kn_tensor *x, const double *want, int64_t n)
 {
     double worst = 0, got[VOCAB];
-    KN_CHECK(kn_to_host(kn_cast(x, KN_F64), got, (size_t)n * sizeof *got), "%s", kn_error());
+    KN_CHECK(kn_to_host(kn_cast(x, KN_F64), got, (size_t)n * sizeof *got));
     for (int64_t i = 0; i < n; i++)
         worst = fmax(worst, fabs(got[i] - want[i]));
     return worst;
@@ -57,9 +57,9 @@ static double far_from(kn_tensor *x, const double *want, int64_t n)
 
 static void check_case(int which, kn_dtype dtype, double bound)
 {
-    kn_llama g = { 0 };
+    OWNED_MODULE kn_llama g = { 0 };
     begin(&g, which, dtype);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     int64_t id[BATCH * LEN], target[BATCH * LEN];
     for (int i = 0; i < BATCH * LEN; i++) {
         id[i] = (5 * i + 3 * i * i) % VOCAB;
@@ -78,8 +78,8 @@ static void check_case(int which, kn_dtype dtype, double bound)
     KN_CHECK(far_from(next, golden[which].logits[1], VOCAB) < bound, "%s", golden[which].name);
     kn_tensor *loss = kn_llama_loss(&g, ids, targets);
     KN_CHECK(far_from(loss, &golden[which].loss, 1) < bound && kn_backward(loss),
-             "%s: the loss is off by %g: %s", golden[which].name,
-             far_from(loss, &golden[which].loss, 1), kn_error());
+             "%s: the loss is off by %g", golden[which].name,
+             far_from(loss, &golden[which].loss, 1));
     for (int i = 0; i < GRADS; i++) {
         kn_tensor *grad = kn_grad(kn_module_param(&g, golden_grads[i]));
         kn_tensor *norm = kn_norm(kn_cast(grad, KN_F64), 2, 0, NULL, false);
@@ -87,8 +87,6 @@ static void check_case(int which, kn_dtype dtype, double bound)
         KN_CHECK(off < bound, "%s: the gradient of %s is off by %g", golden[which].name,
                  golden_grads[i], off);
     }
-    kn_scope_end(scope);
-    kn_module_free(&g);
 }
 
 KN_TEST(llama_golden, f64)

@@ -1,6 +1,6 @@
 /* tests/models/numbers.h: a call for each struct of options with numbers. */
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 static struct fixture {
     kn_linear l;
@@ -64,10 +64,9 @@ static void schedule(kn_schedule o)
 /* a of a constant, b of normal values. */
 static void initialize(kn_initializer o)
 {
-    kn_linear m = { 0 };
+    OWNED_MODULE kn_linear m = { 0 };
     o.kind = o.b == 0 ? KN_INIT_CONSTANT : KN_INIT_NORMAL;
     (void)kn_linear_init(&m, NULL, NULL, 2, 2, .weight = o);
-    kn_module_free(&m);
 }
 
 static void summarize(kn_summary_options o)
@@ -106,10 +105,9 @@ static void write_text(kn_write_text_options o)
 
 static void wrap(kn_fsdp_wrap_options o)
 {
-    kn_linear l = { 0 };
+    OWNED_MODULE kn_linear l = { 0 };
     if (kn_linear_init(&l, NULL, NULL, 2, 2))
         (void)kn_fsdp_wrap_(&l, NULL, o);
-    kn_module_free(&l);
 }
 #define WRAP(...) wrap(KN_OPTIONS(kn_fsdp_wrap_options, __VA_ARGS__))
 

@@ -160,9 +160,8 @@ KN_TEST(numbers, bad_ones_are_errors_that_name_the_option)
     begin();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t k = 0; k < rows[i].count; k++) {
-            kn_scope call = kn_scope_begin();
+            IN_SCOPE;
             (rows[i].real ? try_reals : try_whole)(&rows[i], k);
-            kn_scope_end(call);
         }
     kn_image_set_free(in.set), kn_text_free(in.text), kn_tokenizer_free(in.tokenizer),
         kn_module_free(&in.l), kn_module_free(&in.net);

@@ -2,9 +2,9 @@
  * weights, beside what transformers says of them (scripts/peers hf --write); what is exported is
  * read again bit for bit; files that are refused. */
 #include "kernels/convert.h"
-#include "models/formats/formats.h"
 #include "models/formats/gguf.h"
 #include "models/tokens/tokens.h"
+#include "tests/models/owned.h"
 #include "tests/models/said.h"
 #include "tests/models/temp.h"
 
@@ -37,7 +37,7 @@ KN_TEST(one_file, as_transformers_computes)
         char want[512];
         snprintf(want, sizeof want, "%s/%.*s.json", FOLDER, (int)strcspn(names[i], "."), names[i]);
         kn_imported *x = kn_import_open(golden(names[i]));
-        KN_CHECK(x, "%s", kn_error());
+        KN_CHECK(x);
         KN_CHECK((kn_import_gpt(x) != NULL) == (strncmp(names[i], "gpt2", 4) == 0));
         computes_as_said(x, want);
         kn_import_free(x);
@@ -57,7 +57,7 @@ KN_TEST(one_file, tokenizers)
         json_t *said = json_load_file(path, 0, &e);
         kn_imported *x = kn_import_open(golden(names[i]));
         kn_tokenizer *t = x ? kn_import_tokenizer(x) : NULL;
-        KN_CHECK(said && t, "%s", kn_error());
+        KN_CHECK(said && t);
         int64_t n = kn_tokenizer_prefix(t, &prefix);
         KN_CHECK(n == (i == 2), "%s", names[i]);
         memcpy(ids, prefix, (size_t)n * sizeof *ids);
@@ -83,11 +83,10 @@ static void read_in_parts(const kn_gguf *g, const kn_foreign_piece *piece, const
 {
     float got[32 * 96];
     kn_pieces *p = kn_pieces_of(golden("gpt2_q8.gguf"), &g->seen, piece, 1);
-    KN_CHECK(p, "%s", kn_error());
+    KN_CHECK(p);
     for (int64_t start = 0; start < 32 * 96; start += 37)
         for (int64_t count = 1; start + count <= 32 * 96; count += 301 + 501 * (start % 3)) {
-            KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ start, count, 1, 0, 0 }, got), "%s",
-                     kn_error());
+            KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ start, count, 1, 0, 0 }, got));
             KN_CHECK(memcmp(got, want + start, (size_t)count * sizeof *got) == 0, "%d + %d",
                      (int)start, (int)count);
         }
@@ -100,7 +99,7 @@ KN_TEST(one_file, blocks)
 {
     kn_gguf g = { 0 };
     static char bytes[1 << 17];
-    KN_CHECK(kn_gguf_open(&g, golden("gpt2_q8.gguf")), "%s", kn_error());
+    KN_CHECK(kn_gguf_open(&g, golden("gpt2_q8.gguf")));
     const kn_gguf_tensor *t = kn_gguf_tensor_of(&g, "blk.0.attn_qkv.weight");
     KN_CHECK(t && t->type == KN_GGML_Q8_0 && t->shape[0] == 96 && t->shape[1] == 32);
     KN_CHECK(pread(g.fd, bytes, 96 * 34, t->at) == 96 * 34);
@@ -114,7 +113,7 @@ KN_TEST(one_file, blocks)
                 kn_f16_to_f32(d) * (float)(int8_t)bytes[o * 34 + 2 + i];
         }
     kn_foreign_piece piece;
-    KN_CHECK(kn_gguf_piece(&g, t, "w", &piece), "%s", kn_error());
+    KN_CHECK(kn_gguf_piece(&g, t, "w", &piece));
     read_in_parts(&g, &piece, plain);
     piece.form.head = 8;
     read_in_parts(&g, &piece, heads);
@@ -177,7 +176,8 @@ static void same_parameters(kn_module *m, kn_module *again)
 
 KN_TEST(one_file, exported_and_read)
 {
-    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijklmnopqrstuvwxyz01 \n", 30);
+    OWNED_TOKENIZER kn_tokenizer *t =
+        kn_tokenizer_create("char", "abcdefghijklmnopqrstuvwxyz01 \n", 30);
     for (int i = 0; i < 8; i++) { /* GPTs by both formats, then Llamas */
         kn_module m = { 0 }, again = { 0 };
         const bool llama = i > 3;
@@ -189,18 +189,16 @@ KN_TEST(one_file, exported_and_read)
             KN_CHECK(kn_export(temp_path("out"), &m, .comm = kn_comm_self(), .tokenizer = t,
                                .format = format,
                                .gpt = llama ? NULL : kn_gpt_config_of((kn_gpt *)&m),
-                               .llama = llama ? kn_llama_config_of((kn_llama *)&m) : NULL),
-                     "%s", kn_error());
+                               .llama = llama ? kn_llama_config_of((kn_llama *)&m) : NULL));
         kn_imported *x = kn_import_open(temp_path("out"), .comm = kn_comm_self());
-        KN_CHECK(x, "%s", kn_error());
+        KN_CHECK(x);
         KN_CHECK(kn_config_init(&again, kn_import_config(x), KN_F32, KN_CPU) &&
-                     kn_import_load(x, &again),
-                 "%s", kn_error());
+                 kn_import_load(x, &again));
         same_parameters(&m, &again);
         const void *want = llama ? (const void *)kn_llama_config_of((kn_llama *)&m) : NULL;
         KN_CHECK(!want || memcmp(want, kn_import_llama(x), sizeof(kn_llama_config)) == 0, "%d", i);
         kn_tokenizer *read = kn_import_tokenizer(x);
-        KN_CHECK((read != NULL) == (format == KN_EXPORT_GGUF), "%s", kn_error());
+        KN_CHECK((read != NULL) == (format == KN_EXPORT_GGUF));
         KN_CHECK(!read || kn_tokenizer_id(read, " ") == kn_tokenizer_id(t, " "));
         kn_clear_error();
         kn_tokenizer_free(read);
@@ -210,7 +208,6 @@ KN_TEST(one_file, exported_and_read)
         kn_module_free(&again);
         remove_temp();
     }
-    kn_tokenizer_free(t);
 }
 
 KN_TEST(one_file, not_exported)
@@ -218,31 +215,29 @@ KN_TEST(one_file, not_exported)
     kn_gpt g = { 0 };
     kn_llama l = { 0 };
     KN_CHECK(kn_gpt_init(&g, gpt, KN_F32, KN_CPU) && kn_llama_init(&l, qwen2, KN_F32, KN_CPU));
-    KN_CHECK(!kn_export(temp_path("out"), &l, .llama = kn_llama_config_of(&l),
-                        .format = KN_EXPORT_LLMC, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("llm.c's files hold GPT-2s, and the model is a Llama");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_LLMC,
-                        .dtype = KN_F16, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("llm.c's files are of f32 or bf16, not f16");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_GGUF,
-                        .dtype = KN_F64, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("a GGUF is of f32, f16 or bf16, not f64");
-    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .format = (kn_export_format)7,
-                        .comm = kn_comm_self()));
-    KN_CHECK_ERROR(".format is 7");
+    REFUSED(kn_export(temp_path("out"), &l, .llama = kn_llama_config_of(&l),
+                      .format = KN_EXPORT_LLMC, .comm = kn_comm_self()),
+            "llm.c's files hold GPT-2s, and the model is a Llama");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .dtype = KN_F16,
+                      .comm = kn_comm_self()),
+            "llm.c's files are of f32 or bf16, not f16");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .dtype = KN_F64,
+                      .comm = kn_comm_self()),
+            "a GGUF is of f32, f16 or bf16, not f64");
+    REFUSED(kn_export(temp_path("out"), &g, .gpt = &gpt, .format = (kn_export_format)7,
+                      .comm = kn_comm_self()),
+            ".format is 7");
     write_temp("model.gguf", "GGUF", 4);
-    KN_CHECK(
-        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("holds a model.gguf that Knap didn't export");
-    KN_CHECK(
-        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_HF, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("holds a model.gguf, an export of another format");
+    REFUSED(
+        kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .comm = kn_comm_self()),
+        "holds a model.gguf that Knap didn't export");
+    REFUSED(kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_HF, .comm = kn_comm_self()),
+            "holds a model.gguf, an export of another format");
     KN_CHECK(unlink(temp_path("model.gguf")) == 0);
     write_temp("model.bin", "other", 5);
-    KN_CHECK(
-        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .comm = kn_comm_self()));
-    KN_CHECK_ERROR("holds a model.bin that Knap didn't export");
+    REFUSED(
+        kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .comm = kn_comm_self()),
+        "holds a model.bin that Knap didn't export");
     kn_module_free(&g);
     kn_module_free(&l);
-    remove_temp();
 }

@@ -1,8 +1,8 @@
 /* tests/models/options_file_test.c: options in a file: what is read, what is refused with its line,
  * and that a text of options that was written reads back as the same. */
 #include "kernels/error.h"
-#include "kernels/memory.h"
 #include "models/options.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 typedef struct config {
@@ -38,7 +38,7 @@ static kn_options *load(config *c, const char *const *given, const char *text, s
     for (; given && *given; given++)
         argv[argc++] = (char *)(uintptr_t)*given;
     kn_options *o = kn_options_create(table, c);
-    KN_CHECK(o && kn_options_parse(o, argc, argv), "%s", kn_error());
+    KN_CHECK(o && kn_options_parse(o, argc, argv));
     if (kn_options_load(o, write_temp("x.toml", text, size)))
         return o;
     kn_options_free(o);
@@ -58,8 +58,8 @@ KN_TEST(options_file, read)
                                "recompute = true\n"
                                "flip = false";
     config c;
-    kn_options *o = load(&c, NULL, text, sizeof text - 1);
-    KN_CHECK(o != NULL, "%s", kn_error());
+    OWNED_OPTIONS kn_options *o = load(&c, NULL, text, sizeof text - 1);
+    KN_CHECK(o != NULL);
     KN_CHECK(c.steps == 10 && c.lr == 0.25 && c.save_every == -7 && c.strategy == 1);
     KN_CHECK(c.recompute && !c.flip && strcmp(c.data, "C:\\no escapes # here") == 0);
     KN_CHECK(strcmp(c.note, "a \"b\" \\ \t\xc3\xa9\xf0\x9f\x98\x80 caf\xc3\xa9") == 0, "%s",
@@ -71,8 +71,6 @@ KN_TEST(options_file, read)
     kn_options_free(o);
     o = load(&c, NULL, "", 0);
     KN_CHECK(o && c.lr == 1e-3);
-    kn_options_free(o);
-    remove_temp();
 }
 
 /* The command line wins, also over what contradicts it. */
@@ -80,24 +78,20 @@ KN_TEST(options_file, command_line_wins)
 {
     static const char text[] = "lr = 0.5\nsteps = 7\nnote = \"x\"\n";
     config c;
-    kn_options *o =
+    OWNED_OPTIONS kn_options *o =
         load(&c, (const char *const[]){ "--lr=0.25", "--log=y", NULL }, text, sizeof text - 1);
-    KN_CHECK(o && c.lr == 0.25 && c.steps == 7 && !c.note && strcmp(c.log, "y") == 0, "%s",
-             kn_error());
+    KN_CHECK(o && c.lr == 0.25 && c.steps == 7 && !c.note && strcmp(c.log, "y") == 0);
     kn_options_free(o);
     o = load(&c, (const char *const[]){ "--note=z", NULL }, "log = 'x'", 9);
-    KN_CHECK(o && !c.log && strcmp(c.note, "z") == 0, "%s", kn_error());
+    KN_CHECK(o && !c.log && strcmp(c.note, "z") == 0);
     kn_options_free(o);
-    KN_CHECK(!load(&c, NULL, "log = 'x'\nnote = 'y'", 20));
-    KN_CHECK_ERROR("--log and --note contradict each other");
+    REFUSED(load(&c, NULL, "log = 'x'\nnote = 'y'", 20), "--log and --note contradict each other");
     /* what is off contradicts nothing */
     o = load(&c, (const char *const[]){ "--no-recompute", NULL }, "log = 'x'", 9);
-    KN_CHECK(o && c.log && strcmp(c.log, "x") == 0 && !c.recompute, "%s", kn_error());
+    KN_CHECK(o && c.log && strcmp(c.log, "x") == 0 && !c.recompute);
     kn_options_free(o);
     o = load(&c, NULL, "recompute = false\nlog = 'x'", 27);
-    KN_CHECK(o && c.log && !c.recompute, "%s", kn_error());
-    kn_options_free(o);
-    remove_temp();
+    KN_CHECK(o && c.log && !c.recompute);
 }
 
 KN_TEST(options_file, refused)
@@ -158,25 +152,19 @@ KN_TEST(options_file, refused)
     config c;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         KN_CHECK(!load(&c, NULL, cases[i].text, strlen(cases[i].text)), "%s", cases[i].text);
-        KN_CHECK(strstr(kn_error(), cases[i].says), "%s: %s", cases[i].text, kn_error());
+        KN_CHECK(strstr(kn_error(), cases[i].says), "%s", cases[i].text);
         kn_clear_error();
     }
-    KN_CHECK(!load(&c, NULL, "lr = 1\0", 7));
-    KN_CHECK_ERROR("a control character stands in this line");
+    REFUSED(load(&c, NULL, "lr = 1\0", 7), "a control character stands in this line");
     static char big[(1 << 20) + 1], string[5000];
     memset(big, '\n', sizeof big);
-    KN_CHECK(!load(&c, NULL, big, sizeof big));
-    KN_CHECK_ERROR("and may have 1048576");
+    REFUSED(load(&c, NULL, big, sizeof big), "and may have 1048576");
     const int n = snprintf(string, sizeof string, "note = \"%4990d\"", 1);
-    KN_CHECK(!load(&c, NULL, string, (size_t)n));
-    KN_CHECK_ERROR("x.toml:1: the string is longer");
-    kn_options *o = kn_options_create(table, &c);
-    KN_CHECK(!kn_options_load(o, temp_path("none.toml")));
-    KN_CHECK_ERROR("none.toml: No such file");
+    REFUSED(load(&c, NULL, string, (size_t)n), "x.toml:1: the string is longer");
+    OWNED_OPTIONS kn_options *o = kn_options_create(table, &c);
+    REFUSED(kn_options_load(o, temp_path("none.toml")), "none.toml: No such file");
     KN_CHECK(!kn_options_load(o, NULL) && !kn_options_load(NULL, "x"));
     kn_clear_error();
-    kn_options_free(o);
-    remove_temp();
 }
 
 KN_TEST(options_file, written_and_read)
@@ -186,9 +174,9 @@ KN_TEST(options_file, written_and_read)
         "--no-flip", NULL
     };
     config a, b;
-    kn_options *from = load(&a, given, "", 0);
+    OWNED_OPTIONS kn_options *from = load(&a, given, "", 0);
     KN_CHECK(from != NULL && kn_options_derive(from, "save-every", 12));
-    char *text = kn_options_toml(from);
+    OWNED_HOST char *text = kn_options_toml(from);
     KN_CHECK(text && strcmp(text, "\n# Training\n"
                                   "steps = 10\n"
                                   "# save-every = 12\n"
@@ -200,13 +188,9 @@ KN_TEST(options_file, written_and_read)
                                   "flip = false\n"
                                   "# strategy = \"full_shard\"\n") == 0,
              "%s", text);
-    kn_options *to = load(&b, NULL, text, strlen(text));
-    KN_CHECK(to != NULL, "%s", kn_error());
+    OWNED_OPTIONS kn_options *to = load(&b, NULL, text, strlen(text));
+    KN_CHECK(to != NULL);
     KN_CHECK(b.lr == 0.3 && b.steps == 10 && !b.flip && strcmp(a.note, b.note) == 0 && !b.once);
     KN_CHECK(!kn_options_toml(NULL));
     kn_clear_error();
-    kn_host_free(text);
-    kn_options_free(from);
-    kn_options_free(to);
-    remove_temp();
 }

@@ -2,6 +2,7 @@
  * any number of ranks, in any dtype; scripts/peers vision-folders compares logits with theirs. */
 #include "knap.h"
 #include "models/pretrained_internal.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/failing.h"
 #include "tests/models/temp.h"
@@ -94,15 +95,13 @@ KN_TEST(pretrained, configurations_are_timms)
                                      0.5, false, true };
         const kn_vision_sizes sizes = { 3, 32, 2, known[i].small, 8, 0 };
         kn_model_config c;
-        KN_CHECK(kn_vision_preset(known[i].preset, &c) && kn_vision_fit(&c, &sizes), "%s",
-                 kn_error());
-        char *text = kn_pretrained_config_text(&c, &in);
+        KN_CHECK(kn_vision_preset(known[i].preset, &c) && kn_vision_fit(&c, &sizes));
+        OWNED_HOST char *text = kn_pretrained_config_text(&c, &in);
         for (int k = 0; k < 4; k++) {
             KN_CHECK(text && strstr(text, all[k]), "%s: %s", all[k], text);
             if (known[i].says[k])
                 KN_CHECK(strstr(text, known[i].says[k]) != NULL, "%s: %s", known[i].says[k], text);
         }
-        kn_host_free(text);
     }
 }
 
@@ -131,7 +130,7 @@ KN_TEST(pretrained, files_have_torchvisions_names)
     kn_resnet_config r = { .blocks = { 1 }, .classes = 2, .width = 1, .bottleneck = true };
     KN_CHECK(kn_resnet_init(&n.resnet, r, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1));
     const char *dir = temp_path("names");
-    KN_CHECK(kn_pretrained_save(dir, &n, .resnet = &r, .dtype = KN_F16), "%s", kn_error());
+    KN_CHECK(kn_pretrained_save(dir, &n, .resnet = &r, .dtype = KN_F16));
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
     describe_file(path, text, sizeof text);
 #define NORM(name, n) name ".weight f16[" n "] " name ".bias f16[" n "] "
@@ -150,7 +149,6 @@ KN_TEST(pretrained, files_have_torchvisions_names)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         KN_CHECK(strstr(text, parts[i]) != NULL, "%s: %s", parts[i], text);
     kn_module_free(&n);
-    remove_temp();
 }
 
 /* ---- on ranks -------------------------------------------------------------------------------- */
@@ -159,7 +157,7 @@ KN_TEST(pretrained, files_have_torchvisions_names)
 static bool same_model(any_net *a, any_net *b, kn_dtype dtype)
 {
     const kn_param *p;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     int n = kn_params(a, &p);
     bool same = n > 0;
     for (int i = 0; same && i < n; i++) {
@@ -175,18 +173,16 @@ static bool same_model(any_net *a, any_net *b, kn_dtype dtype)
         same = other && kn_item(kn_sum(kn_sub(kn_cast(w.tensor, KN_F64), kn_cast(other, KN_F64)), 0,
                                        NULL, false)) == 0;
     }
-    kn_scope_end(scope);
     return same && kn_ok();
 }
 
 /* Counters that aren't 0. */
 static void count_batches(any_net *n)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     for (kn_walk w = kn_walk_begin(n); kn_next_buffer(&w);)
         if (kn_dtype_of(w.tensor) == KN_I64)
             kn_copy_(w.tensor, kn_from(KN_I64, KN_CPU, (int64_t[]){ 7 }, 0, NULL));
-    kn_scope_end(scope);
 }
 
 static int there_and_back(kn_comm *world, void *arg)
@@ -222,7 +218,6 @@ KN_TEST(pretrained, models_return_on_any_number_of_ranks)
         snprintf(dir[k], sizeof dir[k], "%s", temp_path((char[]){ 'a' + (char)k, '\0' }));
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         on_ranks(ranks, there_and_back, dir);
-    remove_temp();
 }
 
 /* ---- a folder that changes ------------------------------------------------------------------- */
@@ -266,8 +261,7 @@ KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
     kn_vision_input_guess(&in, false);
     in.label = names;
     char *config = kn_vision_config_text(&c, &in);
-    KN_CHECK(kn_checkpoint_save(temp_path("run/model"), &n, .step = 1, .config = config), "%s",
-             kn_error());
+    KN_CHECK(kn_checkpoint_save(temp_path("run/model"), &n, .step = 1, .config = config));
     kn_host_free(config);
     KN_CHECK(mkdir(temp_path("bare/model"), 0777) == 0 &&
              mkdir(temp_path("empty/model"), 0777) == 0);
@@ -283,7 +277,6 @@ KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
             on_ranks(2, see_others, &v);
         }
     kn_module_free(&n), kn_module_free(&other);
-    remove_temp();
 }
 
 /* Two models of one shape in turn; the number of the one that failed, or 0. */
@@ -326,7 +319,6 @@ KN_TEST(pretrained, a_model_that_is_replaced_meanwhile)
     }
     KN_CHECK(status == 0 && opened > 0, "status %d, opened %d", status, opened);
     kn_module_free(&a), kn_module_free(&b), kn_module_free(&c);
-    remove_temp();
 }
 
 /* The file has the averages, and the module goes on with its own values. */
@@ -356,7 +348,6 @@ KN_TEST(pretrained, averages_are_saved)
     static char dir[256];
     snprintf(dir, sizeof dir, "%s", temp_path("ema"));
     on_ranks(2, averages, dir);
-    remove_temp();
 }
 
 /* ---- another number of classes --------------------------------------------------------------- */
@@ -370,13 +361,13 @@ KN_TEST(pretrained, a_new_head_keeps_its_values)
         snprintf(weight, sizeof weight, "%s.weight", head);
         KN_CHECK(init(&a, kind, 0) && kn_materialize(&a, KN_CPU, 1) && init(&b, kind, 5) &&
                  kn_materialize(&b, KN_CPU, 2));
-        KN_CHECK(save(dir, &a, kind, KN_F32, NULL), "%s", kn_error());
+        KN_CHECK(save(dir, &a, kind, KN_F32, NULL));
         kn_pretrained *p = kn_pretrained_open(dir);
         KN_CHECK(p && !kn_pretrained_load(p, &b));
         KN_CHECK_ERROR("not f32[5");
         kn_scope scope = kn_scope_begin();
         const double before = kn_item(kn_sum(kn_module_param(&b, weight), 0, NULL, false));
-        KN_CHECK(kn_pretrained_load(p, &b, .new_head = true), "%s", kn_error());
+        KN_CHECK(kn_pretrained_load(p, &b, .new_head = true));
         KN_CHECK(kn_item(kn_sum(kn_module_param(&b, weight), 0, NULL, false)) == before);
         const char *first = kind ? "patch_embed.proj.weight" : "conv1.weight";
         KN_CHECK(memcmp(kn_data(kn_module_param(&a, first)), kn_data(kn_module_param(&b, first)),
@@ -385,74 +376,61 @@ KN_TEST(pretrained, a_new_head_keeps_its_values)
         kn_pretrained_free(p);
         kn_module_free(&a), kn_module_free(&b);
     }
-    remove_temp();
 }
 
 /* ---- what may be overwritten, and when memory ends ------------------------------------------- */
 
 KN_TEST(pretrained, only_exports_are_replaced)
 {
-    any_net n;
+    OWNED_MODULE any_net n;
     char dir[256];
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
-    KN_CHECK(kn_checkpoint_save(dir, &n), "%s", kn_error());
-    KN_CHECK(!save(dir, &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("holds the checkpoint of a run");
+    KN_CHECK(kn_checkpoint_save(dir, &n));
+    REFUSED(save(dir, &n, 1, KN_F32, NULL), "holds the checkpoint of a run");
     remove_temp();
     write_temp("model.safetensors", "x", 1);
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("model.safetensors that Knap didn't export");
+    REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "model.safetensors that Knap didn't export");
     write_temp("config.json", "{\"architecture\": \"resnet18\"}", 28);
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("config.json that Knap didn't export");
+    REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "config.json that Knap didn't export");
     write_temp("config.json", "{\"knap\": {}}", 12);
-    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
-    KN_CHECK(!kn_pretrained_save("/proc/none/x", &n, .resnet = &resnets[1]));
-    KN_CHECK_ERROR("cannot make the folder");
-    KN_CHECK(!kn_pretrained_save(temp_path(""), &n, .resnet = &resnets[0]));
-    KN_CHECK_ERROR(
-        "of other sizes than the configuration gives: 18 missing (layer1.0.conv3.weight");
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL));
+    REFUSED(kn_pretrained_save("/proc/none/x", &n, .resnet = &resnets[1]),
+            "cannot make the folder");
+    REFUSED(kn_pretrained_save(temp_path(""), &n, .resnet = &resnets[0]),
+            "of other sizes than the configuration gives: 18 missing (layer1.0.conv3.weight");
     kn_resnet_config wider = resnets[1];
     wider.width = 4;
-    KN_CHECK(!kn_pretrained_save(temp_path(""), &n, .resnet = &wider));
-    KN_CHECK_ERROR("mismatched (conv1.weight, ");
-    KN_CHECK(!kn_pretrained_save(temp_path(""), &n));
-    KN_CHECK_ERROR("one of .resnet and .vit");
+    REFUSED(kn_pretrained_save(temp_path(""), &n, .resnet = &wider), "mismatched (conv1.weight, ");
+    REFUSED(kn_pretrained_save(temp_path(""), &n), "one of .resnet and .vit");
     *(float *)kn_data(kn_module_param(&n, "fc.bias")) = 1e6f;
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F16, NULL));
-    KN_CHECK_ERROR("'fc.bias' holds a value that isn't a number in f16");
+    REFUSED(save(temp_path(""), &n, 1, KN_F16, NULL),
+            "'fc.bias' holds a value that isn't a number in f16");
     *(float *)kn_data(kn_module_param(&n, "fc.bias")) = INFINITY;
-    KN_CHECK(!save(temp_path(""), &n, 1, KN_F32, NULL));
-    KN_CHECK_ERROR("'fc.bias' holds a value that isn't finite");
+    REFUSED(save(temp_path(""), &n, 1, KN_F32, NULL), "'fc.bias' holds a value that isn't finite");
     kn_pretrained *p = kn_pretrained_open(temp_path("")); /* the one before is still there */
-    KN_CHECK(p != NULL, "%s", kn_error());
+    KN_CHECK(p != NULL);
     kn_pretrained_free(p);
-    kn_module_free(&n);
-    remove_temp();
 }
 
 /* The old configuration goes before the model, the new one comes after it. */
 KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
 {
-    any_net n;
+    OWNED_MODULE any_net n;
     char config[256], new[256];
     KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
-    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL));
     snprintf(config, sizeof config, "%s", temp_path("config.json"));
     snprintf(new, sizeof new, "%s", temp_path("config.json.new"));
     KN_CHECK(rename(config, new) == 0);
-    KN_CHECK(!kn_pretrained_open(temp_path("")));
-    KN_CHECK_ERROR("an export into this folder didn't end");
-    KN_CHECK(!kn_pretrained_open(temp_path(""), .model = "resnet18"));
-    KN_CHECK_ERROR("an export into this folder didn't end");
-    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    REFUSED(kn_pretrained_open(temp_path("")), "an export into this folder didn't end");
+    REFUSED(kn_pretrained_open(temp_path(""), .model = "resnet18"),
+            "an export into this folder didn't end");
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL));
     KN_CHECK(access(new, F_OK) != 0);
     kn_pretrained *p = kn_pretrained_open(temp_path(""));
-    KN_CHECK(p != NULL, "%s", kn_error());
+    KN_CHECK(p != NULL);
     kn_pretrained_free(p);
-    kn_module_free(&n);
-    remove_temp();
 }
 
 static bool writes(void *net)
@@ -470,11 +448,9 @@ static bool reads(void *net)
 
 KN_TEST(pretrained, out_of_memory_anywhere)
 {
-    any_net n;
+    OWNED_MODULE any_net n;
     KN_CHECK(init(&n, 3, 0) && kn_materialize(&n, KN_CPU, 1) &&
              save(temp_path("memory"), &n, 3, KN_F32, NULL));
     each_allocation_fails(writes, NULL, &n, 30);
     each_allocation_fails(reads, NULL, &n, 30);
-    kn_module_free(&n);
-    remove_temp();
 }

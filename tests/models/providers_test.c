@@ -21,9 +21,9 @@ static void check_step(real_options o)
     kn_trace_event *events = NULL;
     o.device = KN_CPU;
     real_steps *s = real_steps_begin(o);
-    KN_CHECK(s && real_steps_train(s), "%s: %s", real_model_name(o.model), kn_error());
+    KN_CHECK(s && real_steps_train(s), "%s", real_model_name(o.model));
     kn_trace_start(20000);
-    KN_CHECK(real_steps_train(s) && real_steps_evaluate(s), "%s", kn_error());
+    KN_CHECK(real_steps_train(s) && real_steps_evaluate(s));
     const size_t count = kn_trace_stop(&events);
     KN_CHECK(count > 50, "%zu events", count);
     for (size_t i = 0; i < count; i++)

@@ -1,4 +1,5 @@
 /* tests/models/real_steps.c: see real_steps.h. */
+#include "tests/owned.h"
 #include "tests/models/real_steps.h"
 #include "models/family.h"
 
@@ -150,7 +151,7 @@ static kn_tensor *loss_of(real_steps *s)
 bool real_steps_train(real_steps *s)
 {
     const double p = s->o.clip_order != 0 ? s->o.clip_order : 2;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *loss = loss_of(s);
     kn_backward(s->scaler ? kn_scale_loss(s->scaler, loss) : loss);
     kn_clip_grad_norm_p(&s->net, 1.0, p);
@@ -161,18 +162,15 @@ bool real_steps_train(real_steps *s)
         kn_step(s->opt);
     kn_ema_update(s->ema);
     const bool ok = kn_ok() && isfinite(kn_item(loss));
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
 bool real_steps_evaluate(real_steps *s)
 {
-    kn_scope scope = kn_scope_begin();
-    const bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     kn_train(&s->net, false);
     bool ok = kn_ema_swap(s->ema) && kn_item(loss_of(s)) > 0 && kn_ema_swap(s->ema);
     kn_train(&s->net, true);
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }

@@ -29,8 +29,7 @@ static void computes_as_said(const kn_imported *x, const char *path)
     const kn_model_config *c = kn_import_config(x);
     kn_scope scope = kn_scope_begin();
     const bool mode = kn_set_grad_mode(false);
-    KN_CHECK(kn_config_init(&m, c, KN_F32, KN_CPU) && kn_import_load(x, &m), "%s: %s", path,
-             kn_error());
+    KN_CHECK(kn_config_init(&m, c, KN_F32, KN_CPU) && kn_import_load(x, &m), "%s", path);
     kn_train(&m, false);
     int64_t n = said_ids(json_object_get(want, "prompt"), ids);
     const int64_t count = said_ids(json_object_get(want, "greedy"), wanted);
@@ -38,7 +37,7 @@ static void computes_as_said(const kn_imported *x, const char *path)
     KN_CHECK(count > 0 && json_array_size(list) == (size_t)kn_config_get(c, "vocab", 0));
     for (int64_t k = 0; k < count; k++) {
         kn_tensor *y = kn_language_next_logits(&m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
-        KN_CHECK(y, "%s", kn_error());
+        KN_CHECK(y);
         const float *logit = kn_data(y);
         int64_t best = 0;
         for (int64_t i = 0; i < kn_numel(y); i++) {

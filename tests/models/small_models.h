@@ -46,8 +46,7 @@ static inline bool declare_small(kn_module *m, int kind, kn_dtype dtype)
 
 static inline void make_small(kn_module *m, int kind, kn_dtype dtype, uint64_t seed)
 {
-    KN_CHECK(declare_small(m, kind, dtype) && kn_materialize(m, KN_CPU, seed), "model %d: %s", kind,
-             kn_error());
+    KN_CHECK(declare_small(m, kind, dtype) && kn_materialize(m, KN_CPU, seed), "model %d", kind);
 }
 
 static inline kn_tensor *small_images(int64_t n)
@@ -88,9 +87,9 @@ static inline kn_checkpoint *saved_with(kn_module *m, const char *config, const 
 {
     char text[2048];
     replaced(config, from, to, text, sizeof text);
-    KN_CHECK(kn_checkpoint_save(temp_path("run"), m, .config = text), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(temp_path("run"), m, .config = text));
     kn_checkpoint *c = kn_checkpoint_open(temp_path("run"), NULL);
-    KN_CHECK(c != NULL, "%s", kn_error());
+    KN_CHECK(c != NULL);
     return c;
 }
 

@@ -4,6 +4,7 @@
 #include "fsdp/fsdp.h"
 #include "kernels/trace.h"
 #include "optim/optim.h"
+#include "tests/owned.h"
 #include "tests/models/small_models.h"
 
 #include <stdlib.h>
@@ -35,14 +36,13 @@ static bool is_kernel(const kn_trace_event *e, kn_device d)
 static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_event **events)
 {
     const kn_family *f = small_models[kind].family;
-    kn_module model;
+    OWNED_MODULE kn_module model;
     KN_CHECK(declare_small(&model, kind, KN_F32) &&
-                 kn_fsdp_wrap(&model, NULL, .wrap_class = f->block_class, .device = d,
-                              .param_dtype = dtype),
-             "%s", kn_error());
-    kn_optim *opt = kn_adamw(&model, .lr = 1e-3);
+             kn_fsdp_wrap(&model, NULL, .wrap_class = f->block_class, .device = d,
+                          .param_dtype = dtype));
+    OWNED_OPTIM kn_optim *opt = kn_adamw(&model, .lr = 1e-3);
     for (int i = 0; i < 2; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = ids_of(BATCH, LEN, 0), *y = ids_of(BATCH, LEN, 1);
         if (d == KN_META)
             x = y = kn_empty(KN_I64, d, KN_SHAPE(BATCH, LEN));
@@ -50,7 +50,6 @@ static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_
         kn_backward(kn_language_loss(&model, x, y));
         kn_clip_grad_norm(&model, 1.0);
         kn_step(opt);
-        kn_scope_end(scope);
     }
     size_t n = kn_trace_stop(events), kernels = 0;
     KN_CHECK_OK();
@@ -58,8 +57,6 @@ static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_
         if (is_kernel(&(*events)[i], d))
             (*events)[kernels++] = (*events)[i];
     qsort(*events, kernels, sizeof **events, by_work);
-    kn_optim_free(opt);
-    kn_module_free(&model);
     return kernels;
 }
 
@@ -67,7 +64,7 @@ KN_TEST(step_cost, meta_launches_the_kernels_of_a_device_with_bytes)
 {
     static const kn_dtype dtypes[] = { KN_DTYPE_DEFAULT, KN_BF16 };
     for (int i = 0; i < FAMILIES * 2; i++) {
-        kn_trace_event *a, *b;
+        OWNED_HOST kn_trace_event *a, *b;
         size_t n = kernels_of_a_step(i / 2, KN_META, dtypes[i % 2], &a);
         size_t m = kernels_of_a_step(i / 2, KN_CPU, dtypes[i % 2], &b);
         KN_CHECK(n > 50 && n == m, "case %d: %zu kernels on meta, %zu on the cpu", i, n, m);
@@ -75,8 +72,6 @@ KN_TEST(step_cost, meta_launches_the_kernels_of_a_device_with_bytes)
             KN_CHECK(by_work(&a[k], &b[k]) == 0,
                      "case %d: %s of %g flops, %g bytes on meta; %s of %g, %g on the cpu", i,
                      a[k].what, a[k].flops, a[k].bytes, b[k].what, b[k].flops, b[k].bytes);
-        kn_host_free(a);
-        kn_host_free(b);
     }
 }
 
@@ -89,7 +84,7 @@ KN_TEST(step_cost, products_are_the_models_own_count)
         const kn_model_config c = small_config(i);
         const double layers = kn_config_get(&c, "layers", 0), heads = kn_config_get(&c, "heads", 0),
                      embd = kn_config_get(&c, "embd", 0);
-        kn_trace_event *e;
+        OWNED_HOST kn_trace_event *e;
         size_t n = kernels_of_a_step(i, KN_META, KN_BF16, &e);
         double products = 0, attention = 0;
         for (size_t k = 0; k < n; k++) {
@@ -104,6 +99,5 @@ KN_TEST(step_cost, products_are_the_models_own_count)
                  c.family->noun, products, count - counted);
         KN_CHECK(attention == pairs * (14 * head + 13), "%s: %g operations in attention",
                  c.family->noun, attention);
-        kn_host_free(e);
     }
 }

@@ -4,13 +4,14 @@
 #include "models/tokenizer.h"
 #include "models/tokens/tokens.h"
 #include "tests/kn_test.h"
+#include "tests/models/owned.h"
 
 /* The byte tokenizer, its ids in the order of bytes, with parts of its file put in place of others:
  * a JSON object. */
 static kn_tokenizer *bytes_with(const char *parts)
 {
     json_error_t e;
-    kn_tokenizer *byte = kn_tokenizer_create("byte", NULL, 0);
+    OWNED_TOKENIZER kn_tokenizer *byte = kn_tokenizer_create("byte", NULL, 0);
     json_t *root = json_loadb(byte->json, byte->json_size, 0, &e), *more = json_loads(parts, 0, &e);
     KN_CHECK(root && more, "%s: %s", parts, e.text);
     json_object_update(root, more);
@@ -19,7 +20,6 @@ static kn_tokenizer *bytes_with(const char *parts)
     free(text);
     json_decref(root);
     json_decref(more);
-    kn_tokenizer_free(byte);
     return t;
 }
 
@@ -36,11 +36,11 @@ static void is_read_as(const kn_tokenizer *t, const char *text, const char *want
 {
     char got[512] = "";
     int64_t ids[256], n;
-    KN_CHECK(t, "%s", kn_error());
+    KN_CHECK(t);
     KN_CHECK(kn_tokenizer_most(t, strlen(text)) <= 4096 * 64);
     int64_t count;
     uint32_t *list = kn_tokenizer_list(t, text, strlen(text), KN_U32, &count);
-    KN_CHECK(list && count < 256, "%s", kn_error());
+    KN_CHECK(list && count < 256);
     for (n = 0; n < count; n++)
         ids[n] = list[n];
     kn_host_free(list);
@@ -55,10 +55,9 @@ static void becomes(const char *normalizer, const char *text, const char *wanted
 {
     char parts[2048];
     snprintf(parts, sizeof parts, "{\"normalizer\": %s}", normalizer);
-    kn_tokenizer *t = bytes_with(parts);
+    OWNED_TOKENIZER kn_tokenizer *t = bytes_with(parts);
     if (!built_without("PCRE2") && !built_without("utf8proc"))
         is_read_as(t, text, wanted);
-    kn_tokenizer_free(t);
 }
 
 KN_TEST(tokenizer_changes, patterns_and_strip)
@@ -113,13 +112,12 @@ static char *small_table(uint32_t first_unit, uint32_t accent, const char *texts
 
 static kn_tokenizer *with_table(const char *base64, const char *how, const char *symbols)
 {
-    char *parts = malloc(strlen(base64) + 1024);
+    OWNED_BYTES char *parts = malloc(strlen(base64) + 1024);
     sprintf(parts,
             "{\"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": \"%s\"%s}, "
             "\"added_tokens\": [%s]}",
             base64, how, symbols);
     kn_tokenizer *t = bytes_with(parts);
-    free(parts);
     return t;
 }
 
@@ -130,8 +128,8 @@ KN_TEST(tokenizer_changes, table_of_characters)
     static const char text[] = "axe\xcc\x81"
                                "e\xcc\x81\xcc\x81"
                                "e x\xcc\x81\xff";
-    char *base64 = small_table(0, 5, TEXTS, sizeof TEXTS);
-    kn_tokenizer *t = with_table(base64, "", "");
+    OWNED_HOST char *base64 = small_table(0, 5, TEXTS, sizeof TEXTS);
+    OWNED_TOKENIZER kn_tokenizer *t = with_table(base64, "", "");
     if (!built_without("utf8proc"))
         is_read_as(t, text, "ayyEEE yy\xff");
     kn_tokenizer_free(t);
@@ -146,8 +144,6 @@ KN_TEST(tokenizer_changes, table_of_characters)
         "\"content\": \"Ey\", \"user_defined\": true}, {\"id\": 258, \"content\": \"<e>\", "
         "\"special\": true}");
     is_read_as(t, "axb xe ex <e>", "ayyb [256] [257]y [258]");
-    kn_tokenizer_free(t);
-    kn_host_free(base64);
 }
 
 KN_TEST(tokenizer_changes, damaged_tables)
@@ -162,25 +158,21 @@ KN_TEST(tokenizer_changes, damaged_tables)
                   { 0x3ff00u << 10, 5, TEXTS, sizeof TEXTS } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t count;
-        char *base64 =
+        OWNED_HOST char *base64 =
             small_table(cases[i].first_unit, cases[i].accent, cases[i].texts, cases[i].length);
-        kn_tokenizer *t = with_table(base64, ", \"longest\": true", "");
-        KN_CHECK(t, "%s", kn_error());
-        void *ids = kn_tokenizer_list(t, "be\xcc\x81x", 5, KN_U32, &count);
+        OWNED_TOKENIZER kn_tokenizer *t = with_table(base64, ", \"longest\": true", "");
+        KN_CHECK(t);
+        OWNED_HOST void *ids = kn_tokenizer_list(t, "be\xcc\x81x", 5, KN_U32, &count);
         if (i < 2) {
-            KN_CHECK(!ids);
-            KN_CHECK_ERROR("table of characters is damaged");
+            REFUSED(ids, "table of characters is damaged");
         } else
-            KN_CHECK(ids && count == 5, "%s", kn_error());
-        kn_host_free(ids);
-        kn_tokenizer_free(t);
-        kn_host_free(base64);
+            KN_CHECK(ids && count == 5);
     }
     static char wide[200];
     memset(wide, 'w', sizeof wide - 1);
     char *base64 = small_table(0, 0, wide, sizeof wide);
-    KN_CHECK(!with_table(base64, ", \"longest\": true", ""));
-    KN_CHECK_ERROR("puts 199 bytes in the place of one; 64 are read");
+    REFUSED(with_table(base64, ", \"longest\": true", ""),
+            "puts 199 bytes in the place of one; 64 are read");
     kn_host_free(base64);
     static const char *const bad[] = { "",
                                        "A",
@@ -201,7 +193,7 @@ KN_TEST(tokenizer_changes, damaged_tables)
 /* A token that takes the spaces behind it leaves a token in them, as the library does. */
 KN_TEST(tokenizer_changes, token_in_the_spaces_of_another)
 {
-    kn_tokenizer *t = bytes_with(
+    OWNED_TOKENIZER kn_tokenizer *t = bytes_with(
         "{\"added_tokens\": [{\"id\": 256, \"content\": \"<x>\", \"rstrip\": true}, {\"id\": 257, "
         "\"content\": \"\\n\\n\"}, {\"id\": 258, \"content\": \"<l>\", \"lstrip\": true}, {\"id\": "
         "259, \"content\": \"<s>\", \"special\": true, \"rstrip\": true}]}");
@@ -211,7 +203,6 @@ KN_TEST(tokenizer_changes, token_in_the_spaces_of_another)
     is_read_as(t, "<x> \n\n  a", "[256][257]  a");
     is_read_as(t, "<x>\n\n\n a", "[256][257]\n a");
     is_read_as(t, "<x> \n <x>  <l> b", "[256][256][258] b");
-    kn_tokenizer_free(t);
 }
 
 /* Scripts are Unicode 16's, not the wider sets (Script_Extensions) that PCRE2 has by default. */
@@ -241,11 +232,10 @@ KN_TEST(tokenizer_changes, scripts)
                  "\"invert\": true}, {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                  "\"use_regex\": false}]}}",
                  cases[i].pattern);
-        kn_tokenizer *t = bytes_with(parts);
+        OWNED_TOKENIZER kn_tokenizer *t = bytes_with(parts);
         if (built_without("PCRE2"))
             KN_SKIP("this library was built without PCRE2");
         is_read_as(t, cases[i].text, cases[i].wanted);
-        kn_tokenizer_free(t);
     }
 }
 
@@ -281,7 +271,7 @@ KN_TEST(tokenizer_changes, decoders)
             "{\"_a\": 0, \"<0x5F>\": 1, \"_b\": 2}, \"merges\": []}}",
             cases[i].decoders);
         kn_tokenizer *t = kn_tokenizer_parse(json, strlen(json), "t.json");
-        KN_CHECK((t != NULL) == (cases[i].wanted != NULL), "%s: %s", cases[i].decoders, kn_error());
+        KN_CHECK((t != NULL) == (cases[i].wanted != NULL), "%s", cases[i].decoders);
         if (!t) {
             KN_CHECK_ERROR("in a place where this library doesn't read it");
             continue;
@@ -298,17 +288,14 @@ KN_TEST(tokenizer_changes, decoders)
 KN_TEST(tokenizer_changes, training_on_a_long_word)
 {
     const size_t size = (1 << 20) + 7;
-    char *text = malloc(size);
+    OWNED_BYTES char *text = malloc(size);
     const char *list = text;
     memset(text, 'a', size);
-    kn_tokenizer *t = kn_tokenizer_train(&list, &size, 1, .vocab = 300);
+    OWNED_TOKENIZER kn_tokenizer *t = kn_tokenizer_train(&list, &size, 1, .vocab = 300);
     if (t || !built_without("PCRE2")) {
         int64_t count;
-        KN_CHECK(t && kn_tokenizer_vocab(t) > 257 + 16, "%s", kn_error());
-        uint32_t *ids = kn_tokenizer_list(t, text, 64, KN_U32, &count);
+        KN_CHECK(t && kn_tokenizer_vocab(t) > 257 + 16);
+        OWNED_HOST uint32_t *ids = kn_tokenizer_list(t, text, 64, KN_U32, &count);
         KN_CHECK(ids && count == 1 && ids[0] == 257 + 5, "%d ids", (int)count);
-        kn_host_free(ids);
     }
-    kn_tokenizer_free(t);
-    free(text);
 }

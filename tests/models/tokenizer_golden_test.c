@@ -3,6 +3,7 @@
 #include "data/data.h"
 #include "kernels/kernels.h"
 #include "models/tokenizer.h"
+#include "tests/models/owned.h"
 #include "tests/models/temp.h"
 
 #include <jansson.h>
@@ -23,20 +24,19 @@ static uint32_t *ids_of(const kn_tokenizer *t, const char *text, size_t size, in
 {
     uint32_t *ids = malloc((size_t)kn_tokenizer_most(t, size) * sizeof *ids);
     *count = kn_tokenizer_encode(t, text, size, ids, KN_U32);
-    KN_CHECK(*count >= 0, "%s", kn_error());
+    KN_CHECK(*count >= 0);
     return ids;
 }
 
 /* Their text, of which the caller frees it. */
 static char *text_of(const kn_tokenizer *t, const uint32_t *ids, int64_t count, int64_t *length)
 {
-    int64_t *list = malloc(((size_t)count + 1) * sizeof *list);
+    OWNED_BYTES int64_t *list = malloc(((size_t)count + 1) * sizeof *list);
     for (int64_t i = 0; i < count; i++)
         list[i] = ids[i];
     *length = kn_tokenizer_decode(t, list, count, NULL, 0);
     char *text = malloc((size_t)*length + 1);
     KN_CHECK(kn_tokenizer_decode(t, list, count, text, (size_t)*length + 1) == *length);
-    free(list);
     return text;
 }
 
@@ -47,7 +47,7 @@ static bool with_patterns(void)
         kn_clear_error();
         return false;
     }
-    KN_CHECK(t, "%s", kn_error());
+    KN_CHECK(t);
     kn_tokenizer_free(t);
     return true;
 }
@@ -61,7 +61,7 @@ KN_TEST(tokenizer_golden, ids)
     int rows = 0;
     if (!with_patterns())
         KN_SKIP("this library was built without PCRE2");
-    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text));
     FILE *f = fopen(FOLDER "/ids", "r");
     KN_CHECK(f != NULL);
     while (fgets(line, sizeof line, f)) {
@@ -78,7 +78,7 @@ KN_TEST(tokenizer_golden, ids)
                 kn_clear_error();
                 continue;
             }
-            KN_CHECK(t && strcmp(kn_tokenizer_kind(t), "bpe") == 0, "%s", kn_error());
+            KN_CHECK(t && strcmp(kn_tokenizer_kind(t), "bpe") == 0);
             strcpy(before, name);
         }
         int64_t count, length;
@@ -108,7 +108,7 @@ KN_TEST(tokenizer_golden, threads_and_any_bytes)
     kn_mapped text;
     if (!with_patterns())
         KN_SKIP("this library was built without PCRE2");
-    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text));
     const size_t times = 40 / (size_t)kn_one_in(3), size = times * text.size;
     char *all = malloc(size);
     for (size_t i = 0; i < times; i++)
@@ -120,24 +120,20 @@ KN_TEST(tokenizer_golden, threads_and_any_bytes)
     for (int k = 0; k < 3; k++) {
         char path[512];
         snprintf(path, sizeof path, "%s/%s", FOLDER, names[k]);
-        kn_tokenizer *t = kn_tokenizer_load(path);
+        OWNED_TOKENIZER kn_tokenizer *t = kn_tokenizer_load(path);
         int64_t count, counts, length;
-        KN_CHECK(t, "%s", kn_error());
+        KN_CHECK(t);
         kn_set_threads(1);
-        uint32_t *one = ids_of(t, all, size, &count);
-        char *back = text_of(t, one, count, &length);
+        OWNED_BYTES uint32_t *one = ids_of(t, all, size, &count);
+        OWNED_BYTES char *back = text_of(t, one, count, &length);
         KN_CHECK(length == (int64_t)size && memcmp(back, all, size) == 0, "%s", names[k]);
         for (int threads = 2; threads <= 4; threads++) {
             kn_set_threads(threads);
-            uint32_t *several = ids_of(t, all, size, &counts);
+            OWNED_BYTES uint32_t *several = ids_of(t, all, size, &counts);
             KN_CHECK(counts == count && memcmp(one, several, (size_t)count * sizeof *one) == 0,
                      "%s, %d threads: %lld ids, one thread %lld", names[k], threads,
                      (long long)counts, (long long)count);
-            free(several);
         }
-        free(one);
-        free(back);
-        kn_tokenizer_free(t);
     }
     free(all);
     kn_file_unmap(&text);
@@ -148,17 +144,14 @@ KN_TEST(tokenizer_golden, pieces_to_text)
 {
     static const char *const texts[] = { "the cat sat", " on  the mat. ", "h\xc3\xa9 \xe6\xbc\xa2",
                                          "\xf0\x9f\x98\x80 \n\t\xef\xbf\xbd", " " };
-    kn_tokenizer *t = kn_tokenizer_load(FOLDER "/sentencepiece");
-    KN_CHECK(t, "%s", kn_error());
+    OWNED_TOKENIZER kn_tokenizer *t = kn_tokenizer_load(FOLDER "/sentencepiece");
+    KN_CHECK(t);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         int64_t count, length;
-        uint32_t *ids = ids_of(t, texts[i], strlen(texts[i]), &count);
-        char *back = text_of(t, ids, count, &length);
+        OWNED_BYTES uint32_t *ids = ids_of(t, texts[i], strlen(texts[i]), &count);
+        OWNED_BYTES char *back = text_of(t, ids, count, &length);
         KN_CHECK(strcmp(back, texts[i]) == 0, "\"%s\" for \"%s\"", back, texts[i]);
-        free(ids);
-        free(back);
     }
-    kn_tokenizer_free(t);
 }
 
 /* The golden files were trained on the golden text by the tokenizers library: here come the same
@@ -169,16 +162,16 @@ KN_TEST(tokenizer_golden, training)
     kn_mapped text;
     if (!with_patterns())
         KN_SKIP("this library was built without PCRE2");
-    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text));
     const char *list = (const char *)text.data;
     for (int k = 0; k < 2; k++)
         for (int threads = 1; threads <= 2; threads++) {
             char path[512];
             json_error_t e;
             kn_set_threads(threads);
-            kn_tokenizer *t =
+            OWNED_TOKENIZER kn_tokenizer *t =
                 kn_tokenizer_train(&list, &text.size, 1, .vocab = 700, .pattern = names[k]);
-            KN_CHECK(t && kn_tokenizer_save(t, temp_path("trained.json")), "%s", kn_error());
+            KN_CHECK(t && kn_tokenizer_save(t, temp_path("trained.json")));
             snprintf(path, sizeof path, "%s/%s/tokenizer.json", FOLDER, names[k]);
             json_t *ours = json_load_file(temp_path("trained.json"), 0, &e),
                    *theirs = json_load_file(path, 0, &e);
@@ -198,8 +191,6 @@ KN_TEST(tokenizer_golden, training)
                      !kn_tokenizer_is_special(t, -1) && !kn_tokenizer_is_special(t, 1 << 30));
             json_decref(ours);
             json_decref(theirs);
-            kn_tokenizer_free(t);
         }
     kn_file_unmap(&text);
-    remove_temp();
 }

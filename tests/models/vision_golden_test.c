@@ -2,7 +2,7 @@
  * nets and a vision transformer against those of torchvision and timm (bench/peers/vision.py). */
 #include "models/resnet.h"
 #include "models/vit.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 #include "tests/models/vision_golden.h"
 
@@ -37,14 +37,13 @@ static double *values(const char *name, int ndim, const int64_t *shape, int64_t 
 static void fill(const char *name, kn_tensor *t)
 {
     int64_t n = kn_numel(t);
-    double *w = values(name, kn_ndim(t), kn_shape(t), n);
+    OWNED_BYTES double *w = values(name, kn_ndim(t), kn_shape(t), n);
     for (int64_t i = 0; i < n; i++) {
         if (kn_dtype_of(t) == KN_F64)
             ((double *)kn_data(t))[i] = w[i];
         else
             ((float *)kn_data(t))[i] = (float)w[i];
     }
-    free(w);
 }
 
 static bool fill_buffers(kn_module *m, void *arg)
@@ -78,16 +77,16 @@ static void begin(any_net *net, int which, kn_dtype dtype)
     const kn_param *p;
     if (strncmp(preset, "vit", 3) == 0) {
         kn_vit_config c;
-        KN_CHECK(kn_vit_preset(preset, &c), "%s", kn_error());
+        KN_CHECK(kn_vit_preset(preset, &c));
         c.image = golden[which].rows, c.patch = 8, c.classes = CLASSES;
-        KN_CHECK(kn_vit_init(&net->vit, c, dtype, KN_META), "%s", kn_error());
+        KN_CHECK(kn_vit_init(&net->vit, c, dtype, KN_META));
     } else {
         kn_resnet_config c;
-        KN_CHECK(kn_resnet_preset(preset, &c), "%s", kn_error());
+        KN_CHECK(kn_resnet_preset(preset, &c));
         c.small_images = golden[which].small_images, c.classes = CLASSES;
-        KN_CHECK(kn_resnet_init(&net->resnet, c, dtype, KN_META), "%s", kn_error());
+        KN_CHECK(kn_resnet_init(&net->resnet, c, dtype, KN_META));
     }
-    KN_CHECK(kn_materialize(net, KN_CPU, 1), "%s", kn_error());
+    KN_CHECK(kn_materialize(net, KN_CPU, 1));
     int n = kn_params(net, &p);
     for (int i = 0; i < n; i++)
         fill(p[i].name, p[i].tensor);
@@ -98,7 +97,7 @@ static void begin(any_net *net, int which, kn_dtype dtype)
 static double far_from(kn_tensor *x, const double *want, int64_t n)
 {
     double worst = 0, got[BATCH * CLASSES];
-    KN_CHECK(x && kn_to_host(kn_cast(x, KN_F64), got, (size_t)n * sizeof *got), "%s", kn_error());
+    KN_CHECK(x && kn_to_host(kn_cast(x, KN_F64), got, (size_t)n * sizeof *got));
     for (int64_t i = 0; i < n; i++)
         worst = fmax(worst, fabs(got[i] - want[i]) / fmax(1, fabs(want[i])));
     return worst;
@@ -108,20 +107,19 @@ static kn_tensor *images(int which, kn_dtype dtype)
 {
     const int64_t shape[] = { BATCH, 3, golden[which].rows, golden[which].columns };
     int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
-    double *w = values("images", 4, shape, n);
+    OWNED_BYTES double *w = values("images", 4, shape, n);
     for (int64_t i = 0; i < n; i++)
         w[i] *= 10;
     kn_tensor *x = kn_cast(kn_from(KN_F64, KN_CPU, w, 4, shape), dtype);
-    free(w);
     return x;
 }
 
 static void check_case(int which, kn_dtype dtype, double bound)
 {
-    any_net net = { 0 };
+    OWNED_MODULE any_net net = { 0 };
     const char *preset = golden[which].preset;
     begin(&net, which, dtype);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = images(which, dtype);
     int64_t label[BATCH];
     for (int i = 0; i < BATCH; i++)
@@ -133,8 +131,7 @@ static void check_case(int which, kn_dtype dtype, double bound)
     kn_tensor *y = kn_from(KN_I64, KN_CPU, label, KN_SHAPE(BATCH));
     kn_tensor *loss = kn_cross_entropy(kn_call(&net, x), y);
     off = far_from(loss, &golden[which].loss, 1);
-    KN_CHECK(off < bound && kn_backward(loss), "%s: the loss is off by %g: %s", preset, off,
-             kn_error());
+    KN_CHECK(off < bound && kn_backward(loss), "%s: the loss is off by %g", preset, off);
     double moved = 0;
     kn_apply_modules(&net, add_squares, &moved);
     off = fabs(sqrt(moved) - golden[which].moved) / fmax(1, golden[which].moved);
@@ -146,8 +143,6 @@ static void check_case(int which, kn_dtype dtype, double bound)
         KN_CHECK(off < bound, "%s: the gradient of %s is off by %g", preset, golden[which].name[i],
                  off);
     }
-    kn_scope_end(scope);
-    kn_module_free(&net);
 }
 
 /* The large nets take minutes in f64 on the reference kernels. */

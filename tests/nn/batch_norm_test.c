@@ -1,7 +1,6 @@
 /* tests/nn/batch_norm_test.c: batch norm, with what is added to it and relu, has the same bits
  * however it runs: on 1 to 4 threads, recomputed or not, of an input that is a leaf or a result. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 typedef enum kind { NORM, NORM_RELU, NORM_ADD_RELU, NORM_ADD_X_RELU, KINDS } kind;

@@ -1,7 +1,6 @@
 /* tests/nn/cache_test.c: attention to kept keys and values: in pieces as at once; what has no
  * cache. */
 #include "autograd/autograd.h"
-#include "autograd/functional.h"
 #include "nn/layers.h"
 #include "tests/failing.h"
 #include "tests/owned.h"

@@ -1,7 +1,6 @@
 /* tests/nn/conv_test.c: convolution and batch norm as modules: names, initial values, statistics
  * that move once a call, training and evaluation, meta. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 typedef struct block {

@@ -3,7 +3,6 @@
  * the last bit where a recomputed module's input is used by it alone: else the sums of the input's
  * gradient associate differently.) */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 typedef struct block {

@@ -1,6 +1,5 @@
 /* tests/nn/sequential_test.c: modules called one after another, and functions as modules. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "tests/owned.h"
 
 static double first_difference(kn_tensor *a, kn_tensor *b)

@@ -84,7 +84,7 @@ KN_TEST(groups, frozen_ones_have_no_state)
     OWNED_MODULE net m;
     const kn_param *p;
     build(&m);
-    kn_optim *o = kn_adamw(&m, .lr = 0.1, .groups = &still, .group_count = 1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1, .groups = &still, .group_count = 1);
     int n = kn_params(&m, &p);
     KN_CHECK(backward(&m) && kn_step(o));
     for (int i = 0; i < n; i++) {
@@ -98,7 +98,6 @@ KN_TEST(groups, frozen_ones_have_no_state)
     KN_CHECK(backward(&m) && !kn_step(o) &&
              strstr(kn_error(), "no parameter has a gradient but those of frozen groups"));
     kn_clear_error();
-    kn_optim_free(o);
 }
 
 static int beyond(const kn_param *p, kn_module *m, void *arg)

@@ -1,7 +1,6 @@
 /* tests/optim/muon_test.c: Muon against plain loops in double precision, its rule, the orthogonal
  * factor, bad use. */
 #include "nn/layers.h"
-#include "nn/nn_internal.h"
 #include "optim/optim_internal.h"
 #include "tests/failing.h"
 #include "tests/owned.h"

@@ -41,7 +41,7 @@ KN_TEST(optim, adam_and_amsgrad_follow_the_formula)
 /* The factor of the gradients lies with the clipping, with the scaler, or with the optimizer. */
 KN_TEST(optim, maximize_steps_along_the_gradient)
 {
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
     rule r = adam_rule(0.01, 0.01);
     r.maximize = true;
@@ -57,7 +57,7 @@ KN_TEST(optim, maximize_steps_along_the_gradient)
     r.beta2 = 0.99;
     follow(&m, kn_lion(&m, .lr = 0.01, .maximize = true), r, KN_F64, 1, 1e-14);
     build(&m, KN_F64);
-    kn_optim *o = kn_sgd(&m, .lr = 1, .maximize = true);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1, .maximize = true);
     KN_CHECK(o && backward(&m, KN_F64, 1));
     const double norm = kn_item(kn_clip_grad_norm(&m, 0.125));
     KN_CHECK(norm > 0.125);
@@ -80,8 +80,6 @@ KN_TEST(optim, maximize_steps_along_the_gradient)
     KN_CHECK(fabs(after[3][0] - before[3][0] - 0.5) < 1e-12, "out.bias moves by %g",
              after[3][0] - before[3][0]); /* its gradient is 1/2 */
     kn_scaler_free(s);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(optim, adamw_groups)
@@ -344,7 +342,7 @@ KN_TEST(optim, bad_use)
     REFUSED(kn_adamw(&m, .lr = 1, .group_count = 1), ".group_count is 1, but .groups is NULL");
     REFUSED(kn_adamw(&m, .lr = 1, .groups = &g, .group_count = -1),
             ".group_count is -1; it must be at least 0");
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     REFUSED(kn_step(o), "no parameter has a gradient");
     OWNED_MODULE kn_module empty;
     kn_module_init(&empty, two_layers_forward);
@@ -359,7 +357,6 @@ KN_TEST(optim, bad_use)
     kn_optim_free(o);
     o = kn_adamw(&m, .lr = KN_ZERO);
     KN_CHECK(o && kn_lr(o) == 0);
-    kn_optim_free(o);
 }
 
 static kn_tensor *no_grad_here(const kn_param *p)

@@ -131,14 +131,13 @@ KN_TEST(own, bad_use)
             "both states are called 'a'");
     REFUSED(kn_own_optim(&m, .update = lion, .lr = 1, .state = { "a/b" }),
             "'a/b' can't name a state");
-    kn_optim *o = kn_own_optim(&m, .update = refuses, .lr = 1, .name = "stubborn");
+    OWNED_OPTIM kn_optim *o = kn_own_optim(&m, .update = refuses, .lr = 1, .name = "stubborn");
     KN_CHECK(o && backward(&m, KN_F32, 1, NULL) && !kn_step(o));
     KN_CHECK_ERROR("stubborn: .update returned false for 'fc.weight'");
     kn_optim_free(o);
     o = kn_own_optim(&m, .update = steps_again, .arg = &o, .lr = 1);
     KN_CHECK(o && !kn_step(o));
     KN_CHECK_ERROR("takes a step of its own optimizer");
-    kn_optim_free(o);
 }
 
 /* ---- what was freed -------------------------------------------------------------------------- */

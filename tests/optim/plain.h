@@ -6,7 +6,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 typedef struct two_layers {
     kn_module base;
@@ -30,11 +30,10 @@ static inline void build(two_layers *m, kn_dtype t)
 
 static inline bool backward(two_layers *m, kn_dtype t, int batch)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(6, 3));
     kn_tensor *y = kn_randn(t, KN_CPU, 6, (uint64_t)batch, KN_SHAPE(6, 2));
     bool ok = kn_backward(kn_mse_loss(kn_call(m, x), y));
-    kn_scope_end(s);
     return ok;
 }
 
@@ -45,14 +44,13 @@ static inline void read_params(two_layers *m, bool grads, double v[PARAMS][MOST]
 {
     const kn_param *p;
     KN_CHECK(kn_params(m, &p) == PARAMS);
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     for (int i = 0; i < PARAMS; i++) {
         kn_tensor *t = grads ? kn_param_grad(&p[i]) : p[i].master;
         KN_CHECK(t && kn_numel(t) <= MOST && kn_numel(t) == p[i].numel);
         kn_tensor *d = kn_cast(kn_detach(t), KN_F64);
         KN_CHECK(kn_to_host(d, v[i], (size_t)kn_numel(d) * sizeof(double)));
     }
-    kn_scope_end(s);
 }
 
 /* A step of o takes factor times its gradient from each element. */

@@ -1,5 +1,6 @@
 /* tests/state/damage_test.c: bytes that differ from those saved, a machine in trouble, hostile
  * counts: which checkpoint is opened, and what is said. */
+#include "tests/owned.h"
 #include "tests/state/linear_run.h"
 
 #include <glob.h>
@@ -16,14 +17,12 @@ static bool net_init(kn_linear *m, kn_comm *comm)
 static bool with_optim = true;
 static int two_saves(kn_comm *world, void *arg)
 {
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     kn_set_threads(1);
     EXPECT(net_init(&m, world));
-    kn_optim *o = with_optim ? kn_adamw(&m, .lr = 0.1) : NULL;
+    OWNED_OPTIM kn_optim *o = with_optim ? kn_adamw(&m, .lr = 0.1) : NULL;
     for (int64_t step = 1; step < 3; step++)
         EXPECT(kn_checkpoint_save(arg, &m, .step = step, .optim = o));
-    kn_optim_free(o);
-    kn_module_free(&m);
     return 0;
 }
 
@@ -45,13 +44,12 @@ static void flip_last_byte(const char *pattern)
 
 static int opens_the_whole_one(kn_comm *world, void *arg)
 {
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     kn_set_threads(1);
     EXPECT(net_init(&m, world));
     EXPECT(step_of(kn_checkpoint_open(arg, world)) == 2, "headers alone show no damage");
     kn_checkpoint *c = kn_checkpoint_open_checked(arg, world);
     EXPECT(c && kn_checkpoint_load(c, &m) && step_of(c) == 1, "%s", kn_error());
-    kn_module_free(&m);
     return 0;
 }
 
@@ -66,7 +64,7 @@ KN_TEST(damage, a_flipped_byte_gives_way_to_the_one_before)
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     snprintf(named, sizeof named, "%s/step-00000002", dir);
     KN_CHECK(kn_spawn_threads(2, two_saves, dir) == 0);
-    KN_CHECK(step_of(kn_checkpoint_open_checked(dir, NULL)) == 2, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open_checked(dir, NULL)) == 2);
     for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
         flip_last_byte(temp_path(file[i]));
         for (int ranks = 1; ranks <= 4; ranks *= 2)
@@ -74,7 +72,6 @@ KN_TEST(damage, a_flipped_byte_gives_way_to_the_one_before)
         REFUSED(kn_checkpoint_open_checked(named, NULL), "have the checksum");
         flip_last_byte(temp_path(file[i]));
     }
-    remove_temp();
 }
 
 /* ---- the program's own files ----------------------------------------------------------------- */
@@ -89,13 +86,13 @@ KN_TEST(damage, own_files_are_under_a_checksum)
     for (int64_t step = 1; step < 3; step++)
         KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .files = own, .file_count = 2));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    KN_CHECK(c && kn_checkpoint_file_data(c, "none", &size) && size == 0, "%s", kn_error());
+    KN_CHECK(c && kn_checkpoint_file_data(c, "none", &size) && size == 0);
     KN_CHECK(memcmp(kn_checkpoint_file_data(c, "words.txt", &size), text, sizeof text) == 0 &&
              size == sizeof text);
     KN_CHECK(step_of(c) == 2);
     path = temp_path("run/step-00000002/words.txt");
     flip_last_byte(path);
-    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
     flip_last_byte(path);
     KN_CHECK(truncate(path, 3) == 0 && step_of(kn_checkpoint_open(dir, NULL)) == 1);
     end();
@@ -111,7 +108,7 @@ KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .score = 0.25, .config = "{\"layers\": 4}"));
     snprintf(path, sizeof path, "%s", temp_path("run/step-00000001/state.json"));
     snprintf(dir, sizeof dir, "%s", temp_path("run/step-00000001"));
-    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
     int fd = open(path, O_RDWR);
     ssize_t n = pread(fd, text, sizeof text, 0);
     KN_CHECK(n > 100 && n < (ssize_t)sizeof text);
@@ -125,7 +122,7 @@ KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
             kn_clear_error();
             KN_CHECK(pwrite(fd, text + at, 1, at) == 1);
         }
-    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
     KN_CHECK(pwrite(fd, " ", 1, n) == 1);
     REFUSED(kn_checkpoint_open(dir, NULL), "state.json isn't as it was saved");
     KN_CHECK(ftruncate(fd, n - 1) == 0);
@@ -143,7 +140,7 @@ KN_TEST(damage, a_giant_state_gives_way)
     for (int i = 0; i < 2; i++) {
         off_t bytes = i ? (off_t)100 << 20 : (off_t)1 << 40;
         KN_CHECK(truncate(temp_path("run/step-00000002/state.json"), bytes) == 0);
-        KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+        KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1);
         REFUSED(kn_checkpoint_open(temp_path("run/step-00000002"), NULL), "state.json has 1");
     }
     end();
@@ -205,34 +202,29 @@ KN_TEST(damage, no_descriptors_left_is_no_damage)
 /* Buffers that differ, times ranks: more than the tensors that are there. */
 static int save_buffers(kn_comm *world, void *arg)
 {
-    kn_batch_norm b = { 0 };
+    OWNED_MODULE kn_batch_norm b = { 0 };
     kn_set_threads(1);
     EXPECT(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, world, .seed = 1));
     EXPECT(kn_fill_(kn_module_buffer(&b, "running_mean"), kn_rank(world)) &&
            kn_fill_(kn_module_buffer(&b, "running_var"), kn_rank(world)));
-    kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
     EXPECT(kn_checkpoint_save(arg, &b, .optim = o, .step = 1));
-    kn_optim_free(o);
-    kn_module_free(&b);
     return 0;
 }
 
 KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 {
-    kn_batch_norm b = { 0 };
+    OWNED_MODULE kn_batch_norm b = { 0 };
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     KN_CHECK(kn_spawn_threads(2, save_buffers, dir) == 0);
     /* 8 tensors of other ranks; the optimizer has 4 in all */
     forge_state(temp_path("run/step-00000001/state.json"), "\"buffer_ranks\": 2",
                 "\"buffer_ranks\": 5");
     KN_CHECK(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, NULL, .seed = 1));
-    kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     REFUSED(kn_checkpoint_load(c, &b, .optim = o), "aren't there");
     kn_checkpoint_free(c);
-    kn_optim_free(o);
-    kn_module_free(&b);
-    remove_temp();
 }
 
 /* ---- saves in the background ----------------------------------------------------------------- */
@@ -241,7 +233,7 @@ KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 static int failed_commit(kn_comm *world, void *arg)
 {
     char path[400];
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     kn_set_threads(1);
     EXPECT(net_init(&m, world));
     kn_run_folder *f = kn_run_folder_claim(arg);
@@ -266,7 +258,6 @@ static int failed_commit(kn_comm *world, void *arg)
     }
     EXPECT(!kn_checkpoint_wait(f) && kn_ok());
     kn_run_folder_release(f);
-    kn_module_free(&m);
     return 0;
 }
 
@@ -281,13 +272,12 @@ KN_TEST(damage, a_commit_that_fails_is_told_at_the_next_step)
 /* Each rank has a module of its own, of which it writes all. */
 static int own_module(kn_comm *world, void *arg)
 {
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     (void)arg;
     (void)world;
     EXPECT(net_init(&m, kn_comm_self()));
     int64_t bytes = kn_checkpoint_copy_bytes(&m);
     EXPECT(bytes == 128 + 64, "%lld bytes", (long long)bytes);
-    kn_module_free(&m);
     return 0;
 }
 

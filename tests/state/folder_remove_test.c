@@ -64,7 +64,7 @@ static bool claim_while(int at)
     kn_run_folder *f = kn_run_folder_claim(temp_path("run"));
     operation_hook = NULL;
     bool swapped = atomic_exchange(&left, 0) == 0;
-    KN_CHECK(f != NULL, "%s", kn_error());
+    KN_CHECK(f != NULL);
     kn_run_folder_release(f);
     KN_CHECK(is_there("home/letter") && is_there("home/model/letter"),
              "%s is a link from operation %d on, and what it names goes", victim, at);

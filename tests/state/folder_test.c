@@ -1,6 +1,7 @@
 /* tests/state/folder_test.c: saves and claims in a run's folder that holds links, files of others,
  * folders that can't be removed, strangers' numbers; renames that fail; other threads. */
 #include "state/folder_internal.h"
+#include "tests/owned.h"
 #include "tests/state/linear_run.h"
 #include "tests/state/operations.h"
 
@@ -28,7 +29,7 @@ static int fail_rename_and_removals(const char *operation)
 static void claim(void)
 {
     kn_run_folder *f = kn_run_folder_claim(dir);
-    KN_CHECK(f != NULL, "%s", kn_error());
+    KN_CHECK(f != NULL);
     kn_run_folder_release(f);
 }
 
@@ -110,8 +111,8 @@ KN_TEST(folder, a_lock_that_is_none_stays)
         else if (lock[i].as == ANOTHERS)
             KN_CHECK(chown(temp_path("run/.lock"), 4321, 4321) == 0);
         kn_run_folder *f = kn_run_folder_claim(dir);
-        KN_CHECK((f != NULL) == lock[i].taken, "%d: %s", i, kn_error());
-        KN_CHECK(f || strstr(kn_error(), ".lock"), "%d: %s", i, kn_error());
+        KN_CHECK((f != NULL) == lock[i].taken, "%d", i);
+        KN_CHECK(f || strstr(kn_error(), ".lock"), "%d", i);
         if (f)
             KN_CHECK(stat(temp_path("run/.lock"), &st) == 0 && (st.st_mode & 07777) == 0600);
         kn_run_folder_release(f);
@@ -158,7 +159,7 @@ KN_TEST(folder, an_empty_file_of_the_program)
     begin();
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .files = own, .file_count = 2));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    KN_CHECK(c != NULL, "%s", kn_error());
+    KN_CHECK(c != NULL);
     KN_CHECK(kn_checkpoint_file_data(c, "notes.txt", &size) && size == 0);
     KN_CHECK(kn_checkpoint_file_data(c, "none.txt", &size) && size == 0);
     KN_CHECK(!kn_checkpoint_file_data(c, "other.txt", &size));
@@ -173,8 +174,7 @@ KN_TEST(folder, a_folder_best_stays)
     make("run/best/more");
     for (int step = 1; step < 4; step++)
         KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .score = step == 2 ? 1 : 9, .keep = 1,
-                                    .keep_best = true),
-                 "%s", kn_error());
+                                    .keep_best = true));
     KN_CHECK(newest() == 3 && is_there("run/step-00000002") && is_there("run/best/more"));
     KN_CHECK(!is_there("run/step-00000001"));
     end();
@@ -215,13 +215,13 @@ KN_TEST(folder, nobody_else_writes_among_its_checkpoints)
     }
     KN_CHECK(!is_there("run/step-00000009") && !is_there("run/step-00000001/more"));
     for (size_t i = 0; i < sizeof free / sizeof *free; i++) {
-        KN_CHECK(kn_folder_outside(temp_path(free[i])), "%s: %s", free[i], kn_error());
+        KN_CHECK(kn_folder_outside(temp_path(free[i])), "%s", free[i]);
         kn_run_folder *f = kn_run_folder_claim(temp_path(free[i]));
-        KN_CHECK(f && kn_checkpoint_save(temp_path(free[i]), &l, .folder = f), "%s", kn_error());
+        KN_CHECK(f && kn_checkpoint_save(temp_path(free[i]), &l, .folder = f));
         kn_run_folder_release(f);
-        KN_CHECK(kn_folder_outside(temp_path(free[i])), "%s: %s", free[i], kn_error());
+        KN_CHECK(kn_folder_outside(temp_path(free[i])), "%s", free[i]);
     }
-    KN_CHECK(newest() == 1, "%s", kn_error());
+    KN_CHECK(newest() == 1);
     end();
 }
 
@@ -235,11 +235,11 @@ KN_TEST(folder, an_old_checkpoint_that_stays_is_no_error)
     make("run/step-00000007.saving" STUBBORN);
     make("run/step-00000002.old" STUBBORN);
     for (int step = 3; step < 6; step++)
-        KN_CHECK(save(step, 1) && newest() == step, "%s", kn_error());
+        KN_CHECK(save(step, 1) && newest() == step);
     KN_CHECK(!is_there("run/step-00000001") && !is_there("run/step-00000004"));
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
     make("run/step-00000005" STUBBORN);
-    KN_CHECK(f && kn_checkpoint_save(dir, &l, .folder = f, .step = 1), "%s", kn_error());
+    KN_CHECK(f && kn_checkpoint_save(dir, &l, .folder = f, .step = 1));
     KN_CHECK(newest() == 1 && !is_there("run/step-00000005"));
     kn_run_folder_release(f);
     end();
@@ -276,10 +276,10 @@ KN_TEST(folder, the_last_number)
 {
     begin();
     write_state("run/step-00000001", 1, INT64_MAX);
-    KN_CHECK(save(2, 0) && newest() == 2, "%s", kn_error());
+    KN_CHECK(save(2, 0) && newest() == 2);
     write_state("run/step-00000003", 3, (int64_t)1 << 53);
     REFUSED(save(4, 0), "the last number");
-    KN_CHECK(newest() == 3, "%s", kn_error());
+    KN_CHECK(newest() == 3);
     end();
 }
 
@@ -299,7 +299,7 @@ KN_TEST(folder, an_older_damaged_one_comes_later)
     for (int i = 0; i < 5; i++)
         KN_CHECK(list.list[i].step == want[i], "%d: step %lld", i, (long long)list.list[i].step);
     kn_listing_free(&list);
-    KN_CHECK(newest() == 8, "%s", kn_error());
+    KN_CHECK(newest() == 8);
     end();
 }
 
@@ -316,7 +316,7 @@ KN_TEST(folder, a_replaced_one_comes_back)
     for (int i = 1; i < 4; i++) {
         failing = i;
         REFUSED(save(1, 0), "cannot rename");
-        KN_CHECK(failing == 0 && newest() == 1, "rename %d: %s", i, kn_error());
+        KN_CHECK(failing == 0 && newest() == 1, "rename %d", i);
         KN_CHECK(stat(temp_path("run/step-00000001/state.json"), &after) == 0 &&
                      after.st_ino == before.st_ino,
                  "rename %d: another one", i);
@@ -341,7 +341,7 @@ KN_TEST(folder, a_part_of_a_failed_save_is_nothing)
             REFUSED(save(1, 0), "cannot rename");
             operation_hook = NULL;
             claim();
-            KN_CHECK(newest() == 1, "rename %d, removal %d: %s", i, most, kn_error());
+            KN_CHECK(newest() == 1, "rename %d, removal %d", i, most);
             KN_CHECK(stat(temp_path("run/step-00000001/state.json"), &after) == 0 &&
                          after.st_ino == before.st_ino,
                      "rename %d, removal %d: another one", i, most);
@@ -368,7 +368,7 @@ KN_TEST(folder, without_locks_a_whole_save_stays)
         failing = 2; /* the first one puts it back */
         REFUSED(kn_checkpoint_save(dir, &l, .step = 1, .folder = f), "cannot rename");
         operation_hook = NULL;
-        KN_CHECK(newest() == 1, "%s: %s", left, kn_error());
+        KN_CHECK(newest() == 1, "%s", left);
     }
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .folder = f) && newest() == 1);
     kn_run_folder_release(f);
@@ -405,7 +405,6 @@ KN_TEST(folder, no_timeout_holds_during_a_claim)
 {
     write_temp("file", "x", 1);
     KN_CHECK(kn_spawn_threads(1, refused_claim, (void *)temp_path("file/run")) == 0);
-    remove_temp();
 }
 
 static atomic_bool given_up; /* by rank 0 */
@@ -414,7 +413,7 @@ static atomic_bool given_up; /* by rank 0 */
 static int late(kn_comm *world, void *arg)
 {
     const bool saves = arg != NULL;
-    kn_linear mine = { 0 };
+    OWNED_MODULE kn_linear mine = { 0 };
     kn_checkpoint *c = NULL;
     EXPECT(kn_linear_init(&mine, NULL, NULL, 2, 2) && kn_materialize(&mine, KN_CPU, 1));
     EXPECT(saves || (c = kn_checkpoint_open(dir, world)));
@@ -427,7 +426,6 @@ static int late(kn_comm *world, void *arg)
     EXPECT(strstr(kn_error(), "waited 0.1 s for rank 1"), "%s", kn_error());
     kn_clear_error();
     kn_checkpoint_free(c);
-    kn_module_free(&mine);
     return 0;
 }
 
@@ -465,7 +463,7 @@ KN_TEST(folder, more_ranks_hold_the_module)
 static int best_during_a_commit(kn_comm *world, void *arg)
 {
     double score;
-    kn_linear mine = { 0 };
+    OWNED_MODULE kn_linear mine = { 0 };
     EXPECT(kn_linear_init(&mine, NULL, NULL, 2, 2) && kn_materialize(&mine, KN_CPU, 1));
     EXPECT(kn_checkpoint_save(dir, &mine, .step = 1, .score = 1));
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
@@ -481,7 +479,6 @@ static int best_during_a_commit(kn_comm *world, void *arg)
         EXPECT(kn_run_folder_best(f, &score) == 2 && score == 2);
     }
     kn_run_folder_release(f);
-    kn_module_free(&mine);
     return 0;
 }
 
@@ -491,5 +488,4 @@ KN_TEST(folder, the_best_one_waits_for_a_commit)
         snprintf(dir, sizeof dir, "%s", temp_path(ranks == 1 ? "run" : "run2"));
         KN_CHECK(kn_spawn_threads(ranks, best_during_a_commit, NULL) == 0);
     }
-    remove_temp();
 }

@@ -1,7 +1,7 @@
 /* tests/state/foreign_test.c: models of other programs in several files with an index, as Hugging
  * Face's libraries write them, opened as a state and as a checkpoint. */
 #include "tests/failing.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ static int loads(kn_comm *world, void *arg)
     net ref;
     EXPECT(net_reference(&ref), "init");
     for (int how = 0; how < 4; how++) {
-        net m;
+        OWNED_MODULE net m;
         stored t = { 0 };
         const char *path = how % 2 ? index_of(j->dir) : j->dir;
         EXPECT(net_other(&m, world, j->w), "init");
@@ -73,7 +73,6 @@ static int loads(kn_comm *world, void *arg)
         t = (stored){ .s = kn_rank(world) == 0 ? kn_state_open(path) : NULL };
         EXPECT(how > 0 || kn_load_state_dict(&m, t.s, .from_rank0 = true), "dealt out");
         stored_free(&t);
-        kn_module_free(&m);
     }
     kn_module_free(&ref);
     return !kn_ok();
@@ -84,7 +83,7 @@ KN_TEST(foreign, opened_by_a_sharded_module)
     net m;
     job j = { 0 };
     snprintf(j.dir, sizeof j.dir, "%s", temp_path("model"));
-    KN_CHECK(net_reference(&m) && write_files(&m, j.dir), "%s", kn_error());
+    KN_CHECK(net_reference(&m) && write_files(&m, j.dir));
     kn_module_free(&m);
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int i = 0; i < WAYS; i++) {
@@ -92,7 +91,6 @@ KN_TEST(foreign, opened_by_a_sharded_module)
             if (!ways[i].ranks || ways[i].ranks == ranks)
                 on_threads(ranks, loads, &j);
         }
-    remove_temp();
 }
 
 /* A tensor's bytes are read when it is wanted; the state can be saved and merged. */
@@ -100,8 +98,7 @@ KN_TEST(foreign, tensors_are_read_when_wanted)
 {
     net m, other;
     const char *dir = temp_path("model"), *file = temp_path("one.safetensors");
-    KN_CHECK(net_reference(&m) && net_other(&other, NULL, NULL) && write_files(&m, dir), "%s",
-             kn_error());
+    KN_CHECK(net_reference(&m) && net_other(&other, NULL, NULL) && write_files(&m, dir));
     kn_state *s = kn_state_open(dir), *more = kn_state_new();
     KN_CHECK(s && kn_ledger_read().live[KN_MEM_STATE] == 0);
     KN_CHECK(same_bytes(kn_state_tensor(s, "ln.bias"), kn_module_param(&m, "ln.bias")) &&
@@ -111,15 +108,13 @@ KN_TEST(foreign, tensors_are_read_when_wanted)
     kn_state_free(s);
     s = kn_state_open(file);
     KN_CHECK(s && kn_state_int(s, "epoch") == 3 && kn_load_state_dict(&other, s) &&
-                 same_modules(&m, &other, NULL, NULL),
-             "%s", kn_error());
+             same_modules(&m, &other, NULL, NULL));
     kn_state_free(s);
     s = kn_state_open(dir);
-    KN_CHECK(s && write_files(&other, dir), "%s", kn_error()); /* new files under the same names */
+    KN_CHECK(s && write_files(&other, dir)); /* new files under the same names */
     KN_CHECK(kn_load_state_dict(&other, s), "the old ones are open: %s", kn_error());
     kn_state_free(s);
     kn_module_free(&m), kn_module_free(&other);
-    remove_temp();
 }
 
 /* ---- what is refused ------------------------------------------------------------------------- */
@@ -145,9 +140,9 @@ static const struct {
 
 KN_TEST(foreign, an_index_of_a_stranger)
 {
-    net m;
+    OWNED_MODULE net m;
     const char *dir = temp_path("model");
-    KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
+    KN_CHECK(net_reference(&m) && write_files(&m, dir));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         FILE *f = fopen(index_of(dir), "w");
         KN_CHECK(f && fputs(bad[i].index, f) >= 0 && fclose(f) == 0);
@@ -162,8 +157,6 @@ KN_TEST(foreign, an_index_of_a_stranger)
     KN_CHECK(remove(index_of(dir)) == 0 && mkdir(temp_path("empty"), 0777) == 0);
     REFUSED(kn_checkpoint_open(temp_path("empty"), NULL), "holds no checkpoint");
     REFUSED(kn_state_open(temp_path("empty")), "no file in this folder ends in .safetensors");
-    kn_module_free(&m);
-    remove_temp();
 }
 
 typedef struct opening {
@@ -184,14 +177,12 @@ static bool opens(void *arg)
 
 KN_TEST(foreign, memory_runs_out)
 {
-    net m;
+    OWNED_MODULE net m;
     const char *dir = temp_path("model");
-    KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
+    KN_CHECK(net_reference(&m) && write_files(&m, dir));
     for (int how = 0; how < 2; how++) {
         opening o = { .dir = dir, .checkpoint = how };
         each_allocation_fails(opens, NULL, &o, 20);
         stored_free(&o.t);
     }
-    kn_module_free(&m);
-    remove_temp();
 }

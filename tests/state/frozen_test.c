@@ -1,6 +1,6 @@
 /* tests/state/frozen_test.c: the state of what is frozen at the moment, of what several modules
  * share, and of optimizers with their options. */
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 /* Some ways on 1 and 2 threads, as state dicts and as a checkpoint. */
@@ -134,7 +134,7 @@ static int options(trial *t)
 {
     net *m = &t->m, *other = &t->other;
     kn_comm *world = t->world;
-    net third;
+    OWNED_MODULE net third;
     EXPECT(net_other(&third, world, t->w), "init");
     kn_optim *o = methods[t->how].make(m, false), *p = methods[t->how].make(other, true),
              *q = methods[t->how].make(&third, true);
@@ -151,7 +151,6 @@ static int options(trial *t)
            "its own");
     kn_state_free(was);
     kn_optim_free(o), kn_optim_free(p), kn_optim_free(q);
-    kn_module_free(&third);
     return 0;
 }
 

@@ -12,7 +12,7 @@ static bool wrap(net *m, kn_comm *comm, const way *w)
 static int what_is_left(kn_comm *world, void *arg)
 {
     const int rank = kn_rank(world), pair = *(int *)arg; /* ranks 0 and pair go on */
-    net m;
+    OWNED_MODULE net m;
     EXPECT(wrap(&m, world, &ways[8]));
     kn_state *part = kn_state_dict(&m, .kind = KN_STATE_SHARDED), *full = kn_state_dict(&m);
     const bool stays = rank == 0 || rank == pair;
@@ -26,7 +26,6 @@ static int what_is_left(kn_comm *world, void *arg)
         EXPECT(!stays || (whole && same_states(whole, full)), "%s", kn_error());
     kn_clear_error();
     kn_state_free(part), kn_state_free(full), kn_state_free(whole);
-    kn_module_free(&m);
     return 0;
 }
 

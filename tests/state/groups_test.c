@@ -113,8 +113,7 @@ KN_TEST(groups, each_group_s_parameters_are_saved)
     job j;
     snprintf(j.dir, sizeof j.dir, "%s", temp_path("run"));
     for (j.how = 0; j.how < WAYS; j.how++)
-        KN_CHECK(kn_spawn_threads(RANKS, saved, &j) == 0, "way %d: %s", (int)j.how, kn_error());
-    remove_temp();
+        KN_CHECK(kn_spawn_threads(RANKS, saved, &j) == 0, "way %d", (int)j.how);
 }
 
 static int taken(kn_comm *world, void *arg)
@@ -142,7 +141,7 @@ static int taken(kn_comm *world, void *arg)
 KN_TEST(groups, each_rank_takes_the_state_of_its_group)
 {
     for (enum groups how = 0; how < WAYS; how++)
-        KN_CHECK(kn_spawn_threads(RANKS, taken, &how) == 0, "way %d: %s", (int)how, kn_error());
+        KN_CHECK(kn_spawn_threads(RANKS, taken, &how) == 0, "way %d", (int)how);
 }
 
 /* Other numbers of groups, and modules without them, have other names. */
@@ -172,5 +171,4 @@ KN_TEST(groups, another_number_of_groups_is_refused)
         snprintf(j.dir, sizeof j.dir, "%s", temp_path(name));
         KN_CHECK(kn_spawn_threads(RANKS, refused, &j) == 0, "way %d", (int)j.how);
     }
-    remove_temp();
 }

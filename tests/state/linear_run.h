@@ -7,7 +7,7 @@
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/forged.h"
 
 #include <fcntl.h>

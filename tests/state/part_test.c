@@ -1,7 +1,7 @@
 /* tests/state/part_test.c: loads in part, of state dicts and checkpoint folders alike: names,
  * patterns, dtypes, parts of a module; and what a load that fails leaves. */
 #include "tests/failing.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 enum { SIDE = 4 };
@@ -275,36 +275,33 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
         stored t;
         const char *dir = k ? temp_path("run") : NULL;
         KN_CHECK(add_layers(&m, KN_CPU) && kn_materialize(&m, KN_CPU, 1) &&
-                     add_layers(&other, KN_META) && kn_materialize(&other.a, KN_CPU, 2) &&
-                     STORE(&t, dir, kn_comm_self(), &m, NULL),
-                 "%s", kn_error());
+                 add_layers(&other, KN_META) && kn_materialize(&other.a, KN_CPU, 2) &&
+                 STORE(&t, dir, kn_comm_self(), &m, NULL));
         kn_state *before = kn_state_dict(&other.a);
         REFUSED(LOAD(&t, &other, NULL, 0), "'b.weight' lies on meta");
         kn_state *after = kn_state_dict(&other.a);
-        KN_CHECK(same_states(before, after), "%s", kn_error());
-        KN_CHECK(LOAD(&t, &other.a, NULL, .prefix = "a."), "%s", kn_error());
+        KN_CHECK(same_states(before, after));
+        KN_CHECK(LOAD(&t, &other.a, NULL, .prefix = "a."));
         kn_state_free(before), kn_state_free(after);
         stored_free(&t);
         kn_module_free(&m), kn_module_free(&other);
     }
-    remove_temp();
 }
 
 /* A graph that saved what a local state is loaded over: where a unit computes with the masters,
  * each of its parameters was written, not the first alone. */
 KN_TEST(part, a_graph_of_before_a_local_load_is_refused)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(add_layers(&m, KN_META) &&
              kn_fsdp_wrap(&m, kn_comm_self(), .strategy = KN_NO_SHARD, .layout = KN_LAYOUT_FLAT));
     kn_state *local = kn_state_dict(&m, .kind = KN_STATE_LOCAL);
     kn_scope scope = kn_scope_begin();
     kn_tensor *y = kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, SIDE)));
-    KN_CHECK(local && y && kn_load_state_dict(&m, local), "%s", kn_error());
+    KN_CHECK(local && y && kn_load_state_dict(&m, local));
     REFUSED(kn_backward(kn_sum(y, 0, NULL, false)), "write to a copy instead in b");
     kn_scope_end(scope);
     kn_state_free(local);
-    kn_module_free(&m);
 }
 
 typedef struct failing {
@@ -331,7 +328,7 @@ static void nothing_was_written(void *arg)
 {
     const failing *f = arg;
     kn_state *after = kn_state_dict((void *)&f->other);
-    KN_CHECK(after && same_states(f->before, after) && kn_lr(f->p) == 0.2, "%s", kn_error());
+    KN_CHECK(after && same_states(f->before, after) && kn_lr(f->p) == 0.2);
     kn_state_free(after);
 }
 
@@ -341,12 +338,11 @@ static void memory_fails(const char *dir, const way *w)
     KN_CHECK(net_init(&f.m, KN_META) && net_wrap(&f.m, kn_comm_self(), w) &&
              net_other(&f.other, kn_comm_self(), &ways[1]));
     f.o = kn_adamw(&f.m, .lr = 0.1), f.p = kn_adamw(&f.other, .lr = 0.2);
-    KN_CHECK(net_step(&f.m, f.o, kn_comm_self(), 0) && STORE(&f.t, dir, kn_comm_self(), &f.m, f.o),
-             "%s", kn_error());
+    KN_CHECK(net_step(&f.m, f.o, kn_comm_self(), 0) && STORE(&f.t, dir, kn_comm_self(), &f.m, f.o));
     kn_freeze(&f.other.fc2, true); /* gets its state from the load */
     f.before = kn_state_dict(&f.other);
     each_allocation_fails(loads, nothing_was_written, &f, 50);
-    KN_CHECK(same_modules(&f.m, &f.other, NULL, NULL), "%s", kn_error());
+    KN_CHECK(same_modules(&f.m, &f.other, NULL, NULL));
     kn_state_free(f.before);
     stored_free(&f.t);
     kn_optim_free(f.o), kn_optim_free(f.p);

@@ -5,7 +5,6 @@
 #include "tests/state/operations.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -48,7 +47,7 @@ static const double scores[] = { 3, 0.1, 2 }; /* of the old run, the second is t
 static void save_old(void)
 {
     for (int step = 1; step < 4; step++)
-        KN_CHECK(save(NULL, "old", step, scores[step - 1], true), "%s", kn_error());
+        KN_CHECK(save(NULL, "old", step, scores[step - 1], true));
     KN_CHECK(links_to("step-00000002") && count_of("old") == 3);
 }
 
@@ -59,9 +58,9 @@ KN_TEST(replaced, once_a_save_is_whole)
     begin();
     save_old();
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
-    KN_CHECK(f && count_of("old") == 3 && links_to("step-00000002"), "%s", kn_error());
+    KN_CHECK(f && count_of("old") == 3 && links_to("step-00000002"));
     KN_CHECK(kn_run_folder_best(f, &score) == -1 && isnan(score), "no best of its own");
-    KN_CHECK(save(f, "new", 2, 0, false), "%s", kn_error());
+    KN_CHECK(save(f, "new", 2, 0, false));
     KN_CHECK(count_of("old") == 0 && count_of("new") == 1 && !is_there("run/best"));
     KN_CHECK(save(f, "new", 3, 9, true));
     KN_CHECK(links_to("step-00000003") && count_of("new") == 2);
@@ -119,7 +118,7 @@ static void check_new(int at, bool best)
     KN_CHECK(f && kn_run_folder_best(f, &score) == 2 && score == 0.5, "operation %d: best %g", at,
              score);
     KN_CHECK(count_of("old") == 0 && count_of("new") > 0, "operation %d", at);
-    KN_CHECK(save(f, "new", 5, 0.6, best), "operation %d: %s", at, kn_error());
+    KN_CHECK(save(f, "new", 5, 0.6, best), "operation %d", at);
     KN_CHECK(links_to("step-00000002"), "operation %d", at);
     kn_run_folder_release(f);
 }
@@ -133,7 +132,7 @@ KN_TEST(replaced, a_kill_leaves_one_run_or_the_other)
             begin();
             save_old();
             killed = killed_at(at, best);
-            KN_CHECK(open_one(dir, run) > 0, "operation %d: %s", at, kn_error());
+            KN_CHECK(open_one(dir, run) > 0, "operation %d", at);
             if (strcmp(run, "old") == 0)
                 olds++, check_old(at);
             else
@@ -166,7 +165,7 @@ KN_TEST(replaced, readers_take_none)
     kn_run_folder_release(f);
     KN_CHECK(rename(temp_path("kept"), temp_path("run/step-00000001")) == 0);
     for (int step = 4; step > 0; step -= 2) {
-        KN_CHECK(open_one(dir, run) == step && strcmp(run, "new") == 0, "%s", kn_error());
+        KN_CHECK(open_one(dir, run) == step && strcmp(run, "new") == 0);
         cut(step == 4 ? "step-00000004" : "step-00000002");
     }
     REFUSED(kn_checkpoint_open(dir, NULL), "no other checkpoint");
@@ -178,7 +177,7 @@ static kn_run_folder *begin_anew(void)
     begin();
     save_old();
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
-    KN_CHECK(f && save(f, "new", 2, 0.5, true), "%s", kn_error());
+    KN_CHECK(f && save(f, "new", 2, 0.5, true));
     return f;
 }
 
@@ -190,7 +189,7 @@ KN_TEST(replaced, a_damaged_one_goes)
     KN_CHECK(mkdir(temp_path("run/step-00000007"), 0777) == 0);
     write_temp("run/step-00000007/state.json", "{", 1);
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
-    KN_CHECK(f && save(f, "new", 2, 0, false), "%s", kn_error());
+    KN_CHECK(f && save(f, "new", 2, 0, false));
     kn_run_folder_release(f);
     KN_CHECK(count_of("new") == 1 && count_of("old") == 0 && !is_there("run/best"));
     KN_CHECK(!is_there("run/step-00000007"));
@@ -203,7 +202,7 @@ KN_TEST(replaced, a_run_that_goes_on_replaces_none)
     kn_run_folder *f = begin_anew();
     kn_run_folder_release(f);
     for (int step = 3; step < 6; step++)
-        KN_CHECK(save(NULL, "new", step, 1, false), "%s", kn_error());
+        KN_CHECK(save(NULL, "new", step, 1, false));
     KN_CHECK(count_of("new") == 4 && links_to("step-00000002"));
     end();
 }
@@ -231,7 +230,7 @@ KN_TEST(replaced, the_best_step_is_saved_again)
 {
     begin();
     save_old();
-    KN_CHECK(save(NULL, "new", 2, 0, false), "%s", kn_error());
+    KN_CHECK(save(NULL, "new", 2, 0, false));
     KN_CHECK(links_to("step-00000003"), "which has the least score now");
     end();
 }

@@ -109,7 +109,7 @@ static bool rescued(rescue *r, int ranks)
             on_threads(n, go_on, r);
     kn_state *s = kn_state_open(r->dir);
     if (same)
-        KN_CHECK(s, "%s", kn_error());
+        KN_CHECK(s);
     else
         KN_CHECK_ERROR("their ranks weren't at the same step");
     kn_state_free(s);

@@ -13,7 +13,7 @@ static void begin_with(int saves)
 {
     begin();
     for (int step = 1; step <= saves; step++)
-        KN_CHECK(save(NULL, step, 0), "%s", kn_error());
+        KN_CHECK(save(NULL, step, 0));
 }
 
 /* Goes on from the step that is the newest whole one. */
@@ -21,8 +21,8 @@ static kn_run_folder *go_on(int64_t step)
 {
     kn_run_folder *f = kn_run_folder_claim(dir);
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    KN_CHECK(f && c && kn_checkpoint_step(c) == step, "%s", kn_error());
-    KN_CHECK(kn_run_folder_set_aside(f, c), "%s", kn_error());
+    KN_CHECK(f && c && kn_checkpoint_step(c) == step);
+    KN_CHECK(kn_run_folder_set_aside(f, c));
     kn_checkpoint_free(c);
     return f;
 }
@@ -38,7 +38,7 @@ KN_TEST(set_aside, a_damaged_one_counts_no_more)
     KN_CHECK(is_there("run/step-00000005.damaged/model") && !is_there("run/step-00000005"));
     KN_CHECK(is_there("run/best/model"), "the least score of those that are left");
     for (int64_t step = 4; step < 8; step++)
-        KN_CHECK(save(f, step, 2), "%s", kn_error());
+        KN_CHECK(save(f, step, 2));
     KN_CHECK(is_there("run/step-00000006") && !is_there("run/step-00000005"));
     KN_CHECK(is_there("run/step-00000004.damaged/model") &&
              is_there("run/step-00000005.damaged/model"));
@@ -96,7 +96,7 @@ KN_TEST(set_aside, by_another_name)
     /* a save's own folder is none of its business */
     KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 4, .async = true));
     REFUSED(kn_run_folder_set_aside(f, c), "a save runs in the background");
-    KN_CHECK(kn_checkpoint_wait(f) && kn_run_folder_set_aside(f, c), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_wait(f) && kn_run_folder_set_aside(f, c));
     kn_run_folder_release(f);
     kn_checkpoint_free(c);
     end();

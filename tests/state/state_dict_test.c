@@ -7,10 +7,9 @@
 /* A module that stays gathered computes with what is loaded: the state of ref. */
 static bool gathered_has(net *m, net *ref, const kn_state *s)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_unshard_wait(kn_fsdp_unshard(m)) && kn_load_state_dict(m, s);
     ok = ok && kn_item(net_loss(m, 1)) == kn_item(net_loss(ref, 1));
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
@@ -19,7 +18,7 @@ static int sharded(trial *t)
 {
     net *m = &t->m;
     kn_comm *world = t->world;
-    net ref;
+    OWNED_MODULE net ref;
     EXPECT(net_reference(&ref), "init");
     kn_optim *a = kn_adamw(m, .lr = 0.05), *b = kn_adamw(&ref, .lr = 0.05);
     EXPECT(net_step(m, a, world, 0) && net_step(&ref, b, NULL, 0) &&
@@ -40,7 +39,6 @@ static int sharded(trial *t)
            "local, back");
     kn_state_free(s), kn_state_free(so), kn_state_free(local);
     kn_optim_free(a), kn_optim_free(b);
-    kn_module_free(&ref);
     return 0;
 }
 
@@ -136,7 +134,7 @@ static int averages(trial *t)
 {
     net *m = &t->m, *other = &t->other;
     kn_comm *world = t->world;
-    kn_optim *a = kn_sgd(m, .lr = 0.5);
+    OWNED_OPTIM kn_optim *a = kn_sgd(m, .lr = 0.5);
     kn_ema *e = kn_ema_new(m, .decay = 0.75), *f = kn_ema_new(other, .decay = 0.75);
     EXPECT(net_step(m, a, world, 0) && kn_ema_update(e) && net_step(m, a, world, 1) &&
                kn_ema_update(e),
@@ -159,7 +157,6 @@ static int averages(trial *t)
     kn_state_free(own), kn_state_free(swapped), kn_state_free(x), kn_state_free(y);
     kn_state_free(z);
     kn_ema_free(e), kn_ema_free(f);
-    kn_optim_free(a);
     return 0;
 }
 

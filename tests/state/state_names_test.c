@@ -1,6 +1,6 @@
 /* tests/state/state_names_test.c: names of state dicts: strict and not, other names of shared
  * tensors, prefixes, kinds of a scope, dtypes, keys by number. */
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/stored.h"
 
 /* ---- strict ---------------------------------------------------------------------------------- */
@@ -9,12 +9,11 @@
 static kn_state *odd_state(net *m)
 {
     kn_state *s = kn_state_dict(m);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_state_remove(s, "fc1.weight") &&
               kn_state_set_tensor(s, "fc3.weight", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2))) &&
               kn_state_set_tensor(s, "fc2.weight", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3))) &&
               kn_state_set_tensor(s, "scale", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3)));
-    kn_scope_end(scope);
     return ok ? s : NULL;
 }
 
@@ -138,10 +137,10 @@ KN_TEST(state_names, a_shared_parameter_has_every_name)
     KN_CHECK(net_other(&other, NULL, NULL));
     KN_CHECK(s && !kn_state_has(s, "head.weight"));
     KN_CHECK(kn_state_set_tensor(s, "head.weight", kn_state_tensor(s, "wte.weight")));
-    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m), "%s", kn_error());
+    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m));
     kn_module_free(&other);
     KN_CHECK(net_other(&other, NULL, NULL) && kn_state_remove(s, "wte.weight"));
-    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m), "%s", kn_error());
+    KN_CHECK(kn_load_state_dict(&other, s) && all_read_as(&other, &m));
     KN_CHECK(kn_state_remove(s, "head.weight"));
     REFUSED(kn_load_state_dict(&other, s), "1 missing (wte.weight)");
     kn_state_free(s);
@@ -178,7 +177,7 @@ static int scoped(trial *t)
 {
     net *m = &t->m;
     kn_comm *world = t->world;
-    kn_optim *o = kn_adamw(m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(m, .lr = 0.1);
     const bool first = kn_rank(world) == 0;
     kn_state_dict_scope outer = kn_state_dict_type(m, KN_STATE_SHARDED, .optim_kind = KN_STATE_FULL,
                                                    .optim_rank0_only = true);
@@ -197,7 +196,6 @@ static int scoped(trial *t)
     s = kn_state_dict(m);
     EXPECT(s && kn_ndim(kn_state_tensor(s, "fc1.weight")) == 2, "full again");
     kn_state_free(s);
-    kn_optim_free(o);
     return 0;
 }
 
@@ -207,7 +205,7 @@ static int scoped_rank0(trial *t)
     net *m = &t->m;
     kn_comm *world = t->world;
     const bool first = kn_rank(world) == 0;
-    kn_optim *o = kn_adamw(m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(m, .lr = 0.1);
     for (int optim = 0; optim < 2; optim++) {
         kn_state_dict_scope scope =
             kn_state_dict_type(m, KN_STATE_FULL, .rank0_only = !optim, .optim_rank0_only = optim);
@@ -218,7 +216,6 @@ static int scoped_rank0(trial *t)
         kn_state_free(s), kn_state_free(so);
         EXPECT(kn_state_dict_type_end(scope));
     }
-    kn_optim_free(o);
     return 0;
 }
 
@@ -277,47 +274,42 @@ static bool moments_by_number(const kn_state *s, net *m, const kn_state *by_name
 
 KN_TEST(state_names, keys_by_number_and_back)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_reference(&m));
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
-    KN_CHECK(net_step(&m, o, NULL, 0), "%s", kn_error());
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    KN_CHECK(net_step(&m, o, NULL, 0));
     kn_state *s = kn_optim_state_dict(o, .prefix = "o."),
              *was = kn_optim_state_dict(o, .prefix = "o.");
     KN_CHECK(kn_state_set_int(s, "epoch", 3) && kn_state_set_int(was, "epoch", 3));
-    KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."), "%s", kn_error());
+    KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."));
     KN_CHECK(kn_state_has(s, "o.0.exp_avg") && kn_state_has(s, "o.3.step") &&
              kn_state_has(s, "epoch") && !kn_state_has(s, "o.wte.weight.exp_avg"));
-    KN_CHECK(moments_by_number(s, &m, was), "%s", kn_error());
+    KN_CHECK(moments_by_number(s, &m, was));
     REFUSED(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."), "begins with no name of a parameter");
     KN_CHECK(kn_state_has(s, "o.0.exp_avg"));
     KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_NAME, "o.") && kn_state_int(s, "epoch") == 3);
-    KN_CHECK(kn_load_optim_state_dict(o, s, .prefix = "o."), "%s", kn_error());
+    KN_CHECK(kn_load_optim_state_dict(o, s, .prefix = "o."));
     for (int i = 0; i < kn_state_count(s); i++)
         KN_CHECK(strcmp(kn_state_name(s, i), kn_state_name(was, i)) == 0);
     KN_CHECK(kn_state_set_int(s, "o.99.step", 3));
     REFUSED(kn_state_rekey(s, &m, KN_KEYS_NAME, "o."), "begins with no number of a parameter");
     kn_state_free(s), kn_state_free(was);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* Names that begin with digits aren't numbers. */
 KN_TEST(state_names, keys_of_a_sequential_by_number_and_back)
 {
     kn_linear fc[2] = { 0 };
-    kn_sequential list = { 0 };
+    OWNED_MODULE kn_sequential list = { 0 };
     KN_CHECK(kn_linear_init(&fc[0], NULL, NULL, 3, 2) && kn_linear_init(&fc[1], NULL, NULL, 2, 1) &&
-                 kn_sequential_init(&list, NULL, NULL) && kn_sequential_append(&list, &fc[0]) &&
-                 kn_sequential_append(&list, &fc[1]) && kn_materialize(&list, KN_CPU, 1),
-             "%s", kn_error());
-    kn_optim *o = kn_adamw(&list, .lr = 0.1);
+             kn_sequential_init(&list, NULL, NULL) && kn_sequential_append(&list, &fc[0]) &&
+             kn_sequential_append(&list, &fc[1]) && kn_materialize(&list, KN_CPU, 1));
+    OWNED_OPTIM kn_optim *o = kn_adamw(&list, .lr = 0.1);
     kn_state *s = kn_optim_state_dict(o), *was = kn_optim_state_dict(o);
     KN_CHECK(s && kn_state_has(s, "1.weight.exp_avg"));
     REFUSED(kn_state_rekey(s, &list, KN_KEYS_NAME, NULL), "begins with no number of a parameter");
-    KN_CHECK(same_states(s, was), "%s", kn_error());
+    KN_CHECK(same_states(s, was));
     KN_CHECK(kn_state_rekey(s, &list, KN_KEYS_INDEX, NULL) && kn_state_has(s, "3.exp_avg"));
-    KN_CHECK(kn_state_rekey(s, &list, KN_KEYS_NAME, NULL) && same_states(s, was), "%s", kn_error());
+    KN_CHECK(kn_state_rekey(s, &list, KN_KEYS_NAME, NULL) && same_states(s, was));
     kn_state_free(s), kn_state_free(was);
-    kn_optim_free(o);
-    kn_module_free(&list);
 }

@@ -4,7 +4,7 @@
 #include "kernels/context.h"
 #include "tests/failing.h"
 #include "tests/models/temp.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 #include "tests/state/moving.h"
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -112,15 +112,13 @@ KN_TEST(state_values, come_back_from_a_file)
     KN_CHECK(kn_state_set_number(s, "best", INFINITY) && kn_state_set_number(s, "third", 1.0 / 3) &&
              kn_state_set_int(s, "least", INT64_MIN) &&
              kn_state_set_text(s, "note", "\"quoted\" \xc3\xa4"));
-    KN_CHECK(kn_state_save(s, temp_path("state.safetensors")), "%s", kn_error());
+    KN_CHECK(kn_state_save(s, temp_path("state.safetensors")));
     back = kn_state_open(temp_path("state.safetensors"));
     KN_CHECK(back && isinf(kn_state_number(back, "best")) &&
-                 kn_state_number(back, "third") == 1.0 / 3 &&
-                 kn_state_int(back, "least") == INT64_MIN &&
-                 strcmp(kn_state_text(back, "note"), "\"quoted\" \xc3\xa4") == 0,
-             "%s", kn_error());
+             kn_state_number(back, "third") == 1.0 / 3 &&
+             kn_state_int(back, "least") == INT64_MIN &&
+             strcmp(kn_state_text(back, "note"), "\"quoted\" \xc3\xa4") == 0);
     kn_state_free(s), kn_state_free(back);
-    remove_temp();
 }
 
 KN_TEST(state_values, files_that_are_none)
@@ -137,7 +135,6 @@ KN_TEST(state_values, files_that_are_none)
     KN_CHECK(kn_safetensors_save(temp_path("b"), &e, 1, &bad[1], 1));
     REFUSED(kn_state_open(temp_path("b")), "'a' is a tensor and a value");
     kn_state_free(s);
-    remove_temp();
 }
 
 /* ---- objects --------------------------------------------------------------------------------- */
@@ -157,7 +154,7 @@ static kn_loader *loader_of(int64_t samples)
 
 KN_TEST(state_values, objects_go_on)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_reference(&m));
     kn_scaler *scaler = kn_scaler_new(&m, .init_scale = 8), *fresh = kn_scaler_new(&m);
     kn_schedule schedule = { KN_COSINE, .lr = 0.5, .min_lr = 0.1, .warmup = 3, .steps = 90 },
@@ -180,8 +177,7 @@ KN_TEST(state_values, objects_go_on)
             "loader");
     KN_CHECK(to.lr == 0 && kn_get_step() == 0 && kn_scaler_get(fresh).scale == 65536);
     KN_CHECK(kn_state_get(s, .scaler = fresh, .schedule = &to, .loader = again, .random = true,
-                          .prefix = "t."),
-             "%s", kn_error());
+                          .prefix = "t."));
     KN_CHECK(kn_scaler_get(fresh).scale == 8 && kn_get_step() == 5 &&
              kn_context_get()->rng.seed == 77);
     KN_CHECK(same_bytes(kn_rand_like(drawn), drawn), "draws with grad mode off don't go on");
@@ -202,7 +198,6 @@ KN_TEST(state_values, objects_go_on)
     kn_loader_free(data), kn_loader_free(again), kn_loader_free(other);
     kn_scaler_free(scaler), kn_scaler_free(fresh);
     kn_state_free(s);
-    kn_module_free(&m);
 }
 
 /* ---- wrong use ------------------------------------------------------------------------------- */
@@ -221,9 +216,8 @@ static void wrong_values(net *m, kn_optim *o, kn_state *so)
     REFUSED(kn_load_optim_state_dict(o, so), "no finite number");
     KN_CHECK(kn_state_remove(so, "fc2.weight.lr"));
     REFUSED(kn_load_optim_state_dict(o, so), "1 missing (fc2.weight.lr)");
-    kn_optim *sgd = kn_sgd(m, .lr = 1);
+    OWNED_OPTIM kn_optim *sgd = kn_sgd(m, .lr = 1);
     REFUSED(kn_load_optim_state_dict(sgd, so), "12 unexpected");
-    kn_optim_free(sgd);
 }
 
 KN_TEST(state_values, wrong_use)
@@ -345,7 +339,7 @@ KN_TEST(state_values, memory_runs_out)
              net_reference(&v.other));
     v.o = kn_adamw(&v.m, .lr = 0.1), v.p = kn_adamw(&v.other, .lr = 0.1);
     v.s = kn_state_dict(&v.other), v.so = kn_optim_state_dict(v.p);
-    KN_CHECK(kn_state_set_int(v.s, "more", 1) && whole_way(&v), "%s", kn_error());
+    KN_CHECK(kn_state_set_int(v.s, "more", 1) && whole_way(&v));
     each_allocation_fails(whole_way, NULL, &v, 100);
     kn_state_free(v.s), kn_state_free(v.so);
     kn_optim_free(v.o), kn_optim_free(v.p);

@@ -2,6 +2,7 @@
  * and one that has is loaded all the same. Rank functions return a status. */
 #include "knap.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 
@@ -44,10 +45,9 @@ static bool as_made(net *m, float fill, float loaded)
 
 static bool step(net *m, kn_optim *o)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 4)));
     bool ok = kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)) && kn_step(o);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -56,7 +56,7 @@ static int dicts(kn_comm *world, void *arg)
     (void)arg;
     for (int kind = KN_STATE_FULL; kind < KN_STATE_KINDS; kind++)
         for (int saved = 0; saved < 2; saved++) {
-            net from, to;
+            OWNED_MODULE net from, to;
             EXPECT(net_init(&from, 5, saved, 1) && net_init(&to, 9, false, 50));
             kn_state *s = kn_state_dict(&from, .kind = kind, .prefix = "net.");
             EXPECT(s && kn_state_has(s, "net.below.table") == saved && kn_state_has(s, "net.mean"));
@@ -71,8 +71,6 @@ static int dicts(kn_comm *world, void *arg)
                    kn_error());
             kn_load_report_free(&report);
             kn_state_free(s);
-            kn_module_free(&from);
-            kn_module_free(&to);
         }
     (void)world;
     return 0;
@@ -89,21 +87,17 @@ static int folders(kn_comm *world, void *arg)
 {
     const char *dir = arg;
     for (int saved = 0; saved < 2; saved++) {
-        net from, to;
+        OWNED_MODULE net from, to;
         char path[400];
         snprintf(path, sizeof path, "%s/%d", dir, saved);
         EXPECT(net_init(&from, 5, saved, 1 + (float)kn_rank(world)) && net_init(&to, 9, false, 50));
-        kn_optim *o = kn_adamw(&from, .lr = 0.01), *p = kn_adamw(&to, .lr = 0.01);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&from, .lr = 0.01), *p = kn_adamw(&to, .lr = 0.01);
         EXPECT(step(&from, o) && kn_checkpoint_save(path, &from, .optim = o, .step = 1), "%s",
                kn_error());
         kn_checkpoint *c = kn_checkpoint_open(path, NULL);
         EXPECT(c && kn_checkpoint_load(c, &to, .optim = p), "%s", kn_error());
         EXPECT(as_made(&to, 50, 1 + (float)kn_rank(world)));
         kn_checkpoint_free(c);
-        kn_optim_free(o);
-        kn_optim_free(p);
-        kn_module_free(&from);
-        kn_module_free(&to);
     }
     return 0;
 }
@@ -120,13 +114,11 @@ KN_TEST(unsaved, checkpoints_have_no_such_buffer)
 
 KN_TEST(unsaved, wrong_use_is_a_sentence)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, 5, true, 1));
     KN_CHECK(kn_module_buffer_saved(&m.below, 0) && kn_set_buffer_saved(&m.below, "table", false) &&
              !kn_module_buffer_saved(&m.below, 0));
     KN_CHECK(!kn_set_buffer_saved(&m, "table", false) &&
-                 strstr(kn_error(), "has no buffer 'table' of its own"),
-             "%s", kn_error());
+             strstr(kn_error(), "has no buffer 'table' of its own"));
     kn_clear_error();
-    kn_module_free(&m);
 }

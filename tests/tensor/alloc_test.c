@@ -3,6 +3,7 @@
 #include "kernels/faults.h"
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 #include "tests/failing.h"
 #include "tests/tensor/temp.h"
 #include <jansson.h>
@@ -12,7 +13,7 @@ static temp folder;
 /* Runs body with the 1st, 2nd, ... allocation failing until none does. */
 static void fail_each(const char *what, bool (*body)(void), int at_least)
 {
-    KN_CHECK(body(), "%s: %s", what, kn_error()); /* warm: the scope stack has grown */
+    KN_CHECK(body(), "%s", what); /* warm: the scope stack has grown */
     int64_t live = kn_live_tensors();
     kn_ledger before = kn_ledger_read();
     for (int64_t n = 1;; n++) {
@@ -34,7 +35,7 @@ static void fail_each(const char *what, bool (*body)(void), int at_least)
             return;
         }
         KN_CHECK(!kn_ok(), "%s: allocation %lld fails silently", what, (long long)n);
-        KN_CHECK(strstr(kn_error(), "memory"), "%s", kn_error());
+        KN_CHECK(strstr(kn_error(), "memory"));
         kn_clear_error();
     }
 }
@@ -43,7 +44,7 @@ static bool making(void)
 {
     float v[6] = { 1, 2, 3, 4, 5, 6 };
     int64_t shape[2] = { 2, 2 }, stride[2] = { 3, 1 };
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *t = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(2, 3));
     kn_tensor *part = t ? kn_tensor_alias(t, 1, 2, shape, stride) : NULL;
     kn_tensor *z = kn_zeros_like(part);
@@ -53,7 +54,6 @@ static bool making(void)
     /* a copy onto itself goes through a temporary */
     kn_tensor *low = t ? kn_tensor_alias(t, 0, 2, shape, stride) : NULL;
     ok = ok && kn_copy_(low, part);
-    kn_scope_end(s);
     return ok && kn_ok();
 }
 
@@ -84,21 +84,19 @@ static bool wrapping(void)
 /* The very first scope and tensor of a context: allocating the stack fails. */
 static bool beginning(void)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *t = kn_ok() ? kn_empty(KN_F32, KN_CPU, KN_SHAPE(4)) : NULL;
-    kn_scope_end(s);
     return t && kn_ok();
 }
 
 static bool printing(void)
 {
     static char text[4096];
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *t = kn_arange(KN_F32, KN_CPU, 5);
     FILE *out = fmemopen(text, sizeof text, "w");
     bool ok = t && kn_print(out, t);
     fclose(out);
-    kn_scope_end(s);
     return ok;
 }
 
@@ -151,7 +149,7 @@ KN_TEST(alloc, safetensors)
     float x[4] = { 1, 2, 3, 4 };
     kn_safetensors_entry e = { .name = "x", .dtype = KN_F32, .ndim = 1, .shape = { 4 }, .data = x };
     folder = temp_begin();
-    KN_CHECK(kn_safetensors_save(folder.path, &e, 1, NULL, 0), "%s", kn_error());
+    KN_CHECK(kn_safetensors_save(folder.path, &e, 1, NULL, 0));
     json_set_alloc_funcs(kn_host_alloc, kn_host_free); /* jansson's allocations fail too */
     fail_each("saving", saving, 20);
     fail_each("reading", reading, 20);

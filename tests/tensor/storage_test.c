@@ -1,6 +1,6 @@
 /* tests/tensor/storage_test.c: releasing and retaking bytes, categories, wrapped bytes. */
 #include "tensor/tensor_internal.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 
 static int64_t live(kn_mem_category m)
 {
@@ -11,7 +11,7 @@ KN_TEST(storage, release_retake)
 {
     int64_t shape[2] = { 8, 16 }, before = live(KN_MEM_GATHERED);
     kn_storage *s = kn_storage_create(kn_device_memory(KN_CPU), 512, KN_MEM_GATHERED, "h.0.weight");
-    KN_CHECK(s != NULL, "%s", kn_error());
+    KN_CHECK(s != NULL);
     kn_tensor *t = kn_tensor_on(s, 0, KN_F32, 2, shape, NULL, false);
     KN_CHECK(t && s->refs == 2 && live(KN_MEM_GATHERED) == before + 512);
     KN_CHECK(kn_fill_(t, 2));

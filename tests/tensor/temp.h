@@ -38,6 +38,7 @@ static inline void temp_end(const temp *t)
     unlink(t->path);
     KN_CHECK(rmdir(t->folder) == 0, "files are left in %s", t->folder);
 }
+#define OWNED_TEMP __attribute__((cleanup(temp_end), unused))
 
 static inline void temp_write(const temp *t, const void *bytes, size_t size)
 {

@@ -10,7 +10,7 @@
 static kn_whole_file *begin(const char *path, const char *text)
 {
     kn_whole_file *f = kn_whole_file_create(path);
-    KN_CHECK(f && kn_whole_file_write(f, text, strlen(text)), "%s", kn_error());
+    KN_CHECK(f && kn_whole_file_write(f, text, strlen(text)));
     return f;
 }
 
@@ -38,48 +38,45 @@ static void die_while_writing(const char *path)
 
 KN_TEST(whole_file, the_next_writer_replaces_what_a_dead_one_left)
 {
-    temp t = temp_begin();
+    OWNED_TEMP temp t = temp_begin();
     die_while_writing(t.path);
     KN_CHECK(temp_files(&t) == 1 && access(t.path, F_OK) != 0);
-    KN_CHECK(kn_whole_file_commit(begin(t.path, "all")), "%s", kn_error());
+    KN_CHECK(kn_whole_file_commit(begin(t.path, "all")));
     holds(t.path, "all");
     KN_CHECK(temp_files(&t) == 1, "%d files", temp_files(&t));
-    temp_end(&t);
 }
 
 KN_TEST(whole_file, writers_of_one_path_dont_disturb_each_other)
 {
-    temp t = temp_begin();
+    OWNED_TEMP temp t = temp_begin();
     kn_whole_file *a = begin(t.path, "first"), *b = begin(t.path, "second"),
                   *c = begin(t.path, "third");
     KN_CHECK(temp_files(&t) == 3);
-    KN_CHECK(kn_whole_file_commit(b), "%s", kn_error());
+    KN_CHECK(kn_whole_file_commit(b));
     holds(t.path, "second");
     kn_whole_file_abandon(c);
-    KN_CHECK(kn_whole_file_commit(a), "%s", kn_error());
+    KN_CHECK(kn_whole_file_commit(a));
     holds(t.path, "first");
     KN_CHECK(temp_files(&t) == 1);
-    temp_end(&t);
 }
 
 /* A link in its place may be another user's, to a file of ours. */
 KN_TEST(whole_file, a_link_at_the_temporary_name_is_never_written_through)
 {
-    temp t = temp_begin();
+    OWNED_TEMP temp t = temp_begin();
     char link_at[320], victim[320];
     snprintf(victim, sizeof victim, "%s/victim", t.folder);
     snprintf(link_at, sizeof link_at, "%s.tmp", t.path);
-    KN_CHECK(kn_whole_file_commit(begin(victim, "mine")), "%s", kn_error());
+    KN_CHECK(kn_whole_file_commit(begin(victim, "mine")));
     KN_CHECK(symlink(victim, link_at) == 0);
-    KN_CHECK(kn_whole_file_commit(begin(t.path, "all")), "%s", kn_error());
+    KN_CHECK(kn_whole_file_commit(begin(t.path, "all")));
     holds(victim, "mine");
     holds(t.path, "all");
     unlink(link_at);
     KN_CHECK(link(victim, link_at) == 0); /* one more name of the same file: only the name goes */
-    KN_CHECK(kn_whole_file_commit(begin(t.path, "all")), "%s", kn_error());
+    KN_CHECK(kn_whole_file_commit(begin(t.path, "all")));
     holds(victim, "mine");
     unlink(victim);
-    temp_end(&t);
 }
 
 KN_TEST(whole_file, another_or_one_written_meanwhile_is_not_the_same)

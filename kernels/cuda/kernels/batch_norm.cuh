@@ -183,24 +183,12 @@ template <int N> static bool channel_aligned(const kn_array *const (&a)[N], int 
     return aligned;
 }
 
-/* What remains of an array without its channels. */
-static inline kn_array channel_rest(const kn_array *a)
-{
-    kn_array r = *a;
-    r.ndim--;
-    for (int d = 1; d < r.ndim; d++) {
-        r.shape[d] = a->shape[d + 1];
-        r.stride[d] = a->stride[d + 1];
-    }
-    return r;
-}
-
 /* The same elements with the channels at the end where they are neighbours in memory. */
 static inline kn_array channel_order(const kn_array *a, bool last)
 {
     kn_array r = *a;
     if (last) {
-        r = channel_rest(a);
+        r = kn_without_dim(a, 1);
         r.ndim++;
         r.shape[r.ndim - 1] = a->shape[1];
         r.stride[r.ndim - 1] = a->stride[1];
@@ -228,7 +216,7 @@ static int channel_plan(channel_call<T, N> &c, const kn_array *const (&a)[N], in
     kn_array rest[N];
     const kn_array *p[N];
     for (int k = 0; k < N; k++) {
-        rest[k] = channel_rest(a[k]);
+        rest[k] = kn_without_dim(a[k], 1);
         p[k] = &rest[k];
         c.p[k] = (const T *)a[k]->data;
         c.stride[k] = a[k]->stride[1];

@@ -11,57 +11,35 @@
 /* ---- below the pools ----------------------------------------------------------------- */
 
 /* cudaMalloc isn't allowed while this thread records a graph, except in relaxed mode; the new
- * memory is no part of the graph. */
-static void *get_device(void *arg, size_t bytes)
+ * memory is no part of the graph. page_locked: the host's; NULL: the GPU's. */
+static void *get(void *page_locked, size_t bytes)
 {
-    (void)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     void *p = NULL;
     if (!kn_cuda_usable())
         return NULL;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t e = cudaMalloc(&p, bytes);
+    cudaError_t e =
+        page_locked ? cudaHostAlloc(&p, bytes, cudaHostAllocPortable) : cudaMalloc(&p, bytes);
     cudaThreadExchangeStreamCaptureMode(&mode);
     if (e == cudaSuccess)
         return p;
     cudaGetLastError();
-    if (e != cudaErrorMemoryAllocation)
+    if (!page_locked && e != cudaErrorMemoryAllocation)
         kn_cuda_check(e, "taking GPU memory");
     return NULL;
 }
 
 /* cudaFree waits for the device, so nothing is running that still uses the bytes. */
-static void put_device(void *arg, void *p, size_t bytes)
+static void put(void *page_locked, void *p, size_t bytes)
 {
-    (void)arg, (void)bytes;
+    (void)bytes;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaFree(p);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-}
-
-static void *get_pinned(void *arg, size_t bytes)
-{
-    (void)arg;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    void *p = NULL;
-    if (!kn_cuda_usable())
-        return NULL;
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t e = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    if (e == cudaSuccess)
-        return p;
-    cudaGetLastError();
-    return NULL;
-}
-
-static void put_pinned(void *arg, void *p, size_t bytes)
-{
-    (void)arg, (void)bytes;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaFreeHost(p);
+    if (page_locked)
+        cudaFreeHost(p);
+    else
+        cudaFree(p);
     cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
@@ -117,7 +95,7 @@ static kn_gpu_memory *begin(const char *name, kn_gpu_pool_source source)
 
 kn_gpu_memory *kn_gpu_memory_begin(void)
 {
-    return begin("cuda memory", (kn_gpu_pool_source){ .get = get_device, .put = put_device });
+    return begin("cuda memory", (kn_gpu_pool_source){ .get = get, .put = put });
 }
 
 /* m's place in its context's list goes to the memory after it. */
@@ -201,7 +179,7 @@ kn_memory *kn_gpu_pinned_memory(void)
     pthread_mutex_lock(&pinned_lock);
     if (!pinned.state)
         pinned.state =
-            kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_pinned, .put = put_pinned });
+            kn_gpu_pool_create((kn_gpu_pool_source){ .get = get, .put = put, .arg = &pinned });
     bool made = pinned.state != NULL;
     pthread_mutex_unlock(&pinned_lock);
     return made ? &pinned : NULL;

@@ -4,7 +4,7 @@
  * table. */
 #include "kernels/cuda/runtime/pool.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -49,11 +49,6 @@ struct kn_gpu_pool {
     block *spare;        /* nodes to use again, linked by after */
     kn_gpu_pool_stats stats;
 };
-
-static size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
 
 /* ---- nodes ----------------------------------------------------------------------------------- */
 
@@ -203,7 +198,7 @@ static size_t segment_size(size_t bytes)
 {
     if (bytes <= SMALL)
         return SMALL_BLOCK;
-    return bytes < OWN_SEGMENT ? LARGE_BLOCK : round_up(bytes, SMALL_BLOCK);
+    return bytes < OWN_SEGMENT ? LARGE_BLOCK : kn_round_up(bytes, SMALL_BLOCK);
 }
 
 static void segment_put(kn_gpu_pool *p, segment *s)
@@ -344,7 +339,7 @@ void *kn_gpu_pool_take(kn_gpu_pool *p, size_t bytes)
 {
     if (bytes == 0 || bytes > (size_t)1 << 46)
         return NULL;
-    size_t size = round_up(bytes, UNIT);
+    size_t size = kn_round_up(bytes, UNIT);
     pthread_mutex_lock(&p->lock);
     chains_grow(p);
     block *b = best_fit(p, size, size <= SMALL);

@@ -6,17 +6,13 @@
  * should be preceded by a step that isn't recorded, in which scratch grows. */
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/graph.h"
+#include "kernels/memory_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GRAIN ((size_t)2 << 20)   /* scratch grows in steps of this */
 #define CHUNK ((size_t)256 << 10) /* of the ring of tables, at first */
-
-static size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
 
 static bool running(const kn_gpu_stream *s, const char *what)
 {
@@ -59,7 +55,7 @@ void *kn_cuda_scratch(size_t bytes)
         return NULL;
     if (bytes <= s->scratch_bytes && s->scratch)
         return s->scratch;
-    size_t size = round_up(bytes ? bytes : 1, GRAIN);
+    size_t size = kn_round_up(bytes ? bytes : 1, GRAIN);
     give(s, s->scratch, s->scratch_bytes);
     s->scratch_bytes = 0;
     s->scratch = take(s, size);
@@ -155,8 +151,8 @@ static bool ring_next(kn_gpu_stream *s)
 static bool ring_take(kn_gpu_stream *s, size_t bytes, size_t *at)
 {
     kn_gpu_ring *r = &s->ring;
-    size_t size = round_up(bytes ? bytes : 1, 256);
-    if (size > r->chunk && !ring_begin(s, size > CHUNK ? round_up(size, CHUNK) : CHUNK))
+    size_t size = kn_round_up(bytes ? bytes : 1, 256);
+    if (size > r->chunk && !ring_begin(s, size > CHUNK ? kn_round_up(size, CHUNK) : CHUNK))
         return false;
     if (r->used + size > r->chunk && !ring_next(s))
         return false;

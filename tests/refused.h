@@ -1,2 +1,0 @@
-/* tests/refused.h: REFUSED, which is in kn_test.h now. */
-#include "tests/kn_test.h"
