@@ -1,6 +1,7 @@
 /* kernels/cpu/choose.c: whether oneDNN is asked for a matrix product before the vector overlay.
  *
- * bf16 and f16: where the CPU has instructions for them, which the overlay doesn't use. f32: either
+ * bf16 and f16: where the CPU has instructions for them that the overlay doesn't use: it has those
+ * that multiply pairs of bf16 (AVX512_BF16), not matrices (AMX). f32: either
  * may be faster, by a third on one processor and another, so KNAP_TUNE=1 times both where it meets
  * a kind of product for the first time, and keeps the faster one in the file of choices
  * (choices.h). Without its line the overlay is asked first: an element of its f32 products has the
@@ -60,9 +61,15 @@ static void describe_cpu(char *text, size_t size)
 #endif
 }
 
+static bool amx;
+
 static void find_cpu(void)
 {
     char text[80];
+#ifdef KN_HAVE_X86
+    unsigned a, b, c, d;
+    amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 22); /* AMX-BF16 */
+#endif
     describe_cpu(text, sizeof text);
     snprintf(cpu, sizeof cpu, "CPU %s, %s, %s, ", text, kn_cpu_isa(), kn_cpu_libraries());
 }
@@ -71,6 +78,13 @@ static const char *cpu_key(void)
 {
     pthread_once(&cpu_once, find_cpu);
     return cpu;
+}
+
+/* Whether the CPU multiplies matrices of bf16. */
+static bool has_amx(void)
+{
+    pthread_once(&cpu_once, find_cpu);
+    return amx;
 }
 
 /* ---- kinds of f32 products ------------------------------------------------------------------- */
@@ -162,7 +176,8 @@ bool kn_cpu_onednn_first(const kn_matmul_args *x)
     if (rows <= FEW || N == 1 || K == 0)
         return false;
     if (x->a.dtype != KN_F32)
-        return kn_onednn_fast(x->a.dtype);
+        return kn_onednn_fast(x->a.dtype) &&
+               (x->a.dtype != KN_BF16 || has_amx() || !kn_cpu_multiplies_pairs());
     if (products > 1 || N < LEAST || K < LEAST)
         return false;
     const kind of = { x->a.stride[c] == 1, x->b.stride[c] == 1, log_of(N), log_of(K) };

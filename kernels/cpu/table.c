@@ -41,6 +41,16 @@ static bool runs_avx512(void)
 }
 #endif
 
+static bool runs_pairs(void)
+{
+#ifdef KN_VEC_AVX512
+    unsigned a, b, c, d;
+    return runs_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+#else
+    return false;
+#endif
+}
+
 typedef struct isa {
     const char *name;
     const kn_provider *provider;
@@ -62,6 +72,7 @@ static const isa isas[] = {
 enum { ISAS = sizeof isas / sizeof *isas };
 
 static int chosen;
+static bool pairs;     /* kn_cpu_multiplies_pairs */
 static bool refused;   /* none of isas runs, or not the one that KNAP_ISA names */
 static char names[32]; /* of those that run */
 static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
@@ -81,6 +92,7 @@ static void choose(void)
         if (fits)
             refused = false;
     }
+    pairs = strcmp(isas[chosen].name, "avx512") == 0 && runs_pairs();
 }
 
 const char *kn_cpu_isa(void)
@@ -93,6 +105,12 @@ const kn_provider *kn_cpu_overlay(void)
 {
     pthread_once(&chosen_once, choose);
     return isas[chosen].provider;
+}
+
+bool kn_cpu_multiplies_pairs(void)
+{
+    pthread_once(&chosen_once, choose);
+    return pairs;
 }
 
 const char *kn_cpu_libraries(void)

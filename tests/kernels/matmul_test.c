@@ -4,6 +4,7 @@
 #include "kernels/memory.h"
 #include "kernels/trace.h"
 #include "kernels/convert.h"
+#include "kernels/cpu/cpu_internal.h"
 #include "kernels/kernels.h"
 #include "tests/kn_test.h"
 
@@ -316,6 +317,33 @@ KN_TEST(matmul, bits_survive_cuts)
         check_cut(types[i], 120, 250, 20, 40); /* across the borders of calls of oneDNN */
         check_cut(types[i], 7, 1, 9, 256);
         check_cut(types[i], 3, 0, 30, 17);
+    }
+}
+
+/* A bf16 product of up to 512 terms is one chain of multiply-adds in ascending k, also where the CPU
+ * multiplies pairs of terms (gemm.h). */
+KN_TEST(matmul, bf16_pairs_are_chains)
+{
+    static const int64_t K[] = { 1, 2, 7, 31, 32, 33, 64, 95, 257, 384, 511, 512 };
+    static const int64_t M[] = { 5, 12, 25, 270 }, N[] = { 5, 31, 32, 70 };
+    if (!kn_cpu_multiplies_pairs())
+        KN_SKIP("the CPU or KNAP_ISA has no products of pairs");
+    for (int i = 0; i < 12 * 4 * 4 * 4; i++) {
+        const lie how[3] = { ROWS, i & 1 ? COLUMNS : PADDED, i & 2 ? COLUMNS : ROWS };
+        const sizes z = { 1, 1, M[i / 4 % 4], N[i / 16 % 4], K[i / 64] };
+        kn_matmul_args p = build(z, KN_BF16, KN_F32, how, 0, 0);
+        launch(&p);
+        for (int64_t m = 0; m < z.M; m++)
+            for (int64_t n = 0; n < z.N; n++) {
+                float sum = 0;
+                for (int64_t k = 0; k < z.K; k++)
+                    sum = fmaf((float)get(&p.a, m * p.a.stride[2] + k * p.a.stride[3]),
+                               (float)get(&p.b, k * p.b.stride[2] + n * p.b.stride[3]), sum);
+                KN_CHECK((float)get(&p.dst, m * p.dst.stride[2] + n) == sum,
+                         "case %d: element %lld,%lld of %lld x %lld, K %lld", i, (long long)m,
+                         (long long)n, (long long)z.M, (long long)z.N, (long long)z.K);
+            }
+        drop(&p);
     }
 }
 

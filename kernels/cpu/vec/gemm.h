@@ -5,7 +5,9 @@
  *   c[GEMM_MR, GEMM_NR] (+)= sum_k a[k, GEMM_MR] * b[k, GEMM_NR]
  *
  * An element is one chain of v_fma in ascending k, wherever in a matrix it lies: so no cut of M and
- * N, and hence no number of threads, changes a bit. */
+ * N, and hence no number of threads, changes a bit. Where the CPU multiplies pairs of bf16, panels
+ * of bf16 stay so: pairs of terms are packed as one float, the first in its upper half, which comes
+ * first in the chain. */
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_H
 
@@ -20,7 +22,10 @@
 #endif
 #define GEMM_NR (2 * KN_VW)
 
-enum { DEPTH = 256 }; /* terms of a chain: GEMM_NR x DEPTH floats stay in the L1 cache */
+enum {
+    DEPTH = 256, /* terms of a chain: GEMM_NR x DEPTH floats stay in the L1 cache */
+    LINE = 16,   /* floats of a cache line */
+};
 
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
@@ -57,13 +62,15 @@ VEC_INLINE void *gemm_at(const void *p, kn_dtype t, int64_t i)
 /* ---- packing -------------------------------------------------------------------------------- */
 
 typedef float gemm_4 __attribute__((vector_size(16)));
+typedef uint32_t gemm_4_bits __attribute__((vector_size(16)));
 
-/* dst[j * ds + i] = src[i * ss + j] for 4 x 4 floats. */
-VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const float *src, int64_t ss)
+/* dst[j * ds + i] = src[i][j] for 4 x 4 floats; rows of src lie `apart` bytes from each other. Of
+ * pairs the halves change places: memory has the first one below. */
+VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const void *src, int64_t apart, bool pairs)
 {
     gemm_4 r[4];
     for (int i = 0; i < 4; i++)
-        memcpy(&r[i], src + i * ss, sizeof r[i]);
+        memcpy(&r[i], (const char *)src + i * apart, sizeof r[i]);
     const gemm_4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
     const gemm_4 b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
     const gemm_4 c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
@@ -72,12 +79,26 @@ VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const float *src, int64_
     r[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
     r[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
     r[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
+        if (pairs)
+            r[i] = (gemm_4)((gemm_4_bits)r[i] << 16 | (gemm_4_bits)r[i] >> 16);
         memcpy(dst + i * ds, &r[i], sizeof r[i]);
+    }
 }
 
-/* One panel: dst[k][width] = src[i * si + k * sk] for i < n <= width, the rest zero. Where width is
- * no multiple of 4 (it is at least 4), the last group of four overlaps the one before. */
+/* dst[LINE][width] from `width` rows of a cache line each, `apart` bytes from each other. Where
+ * width is no multiple of 4 (it is at least 4), the last group of four overlaps the one before. */
+VEC_INLINE void gemm_pack_line(float *dst, const void *src, int64_t apart, int width, bool pairs)
+{
+    for (int i = 0; i < width; i += 4) {
+        const int at = i + 4 <= width ? i : width - 4;
+        for (int64_t j = 0; j < LINE; j += 4)
+            gemm_transpose4(dst + j * width + at, width, (const char *)src + at * apart + 4 * j,
+                            apart, pairs);
+    }
+}
+
+/* One panel: dst[k][width] = src[i * si + k * sk] for i < n <= width, the rest zero. */
 VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t sk, int64_t n,
                                 int64_t kc, int width, kn_dtype t)
 {
@@ -93,11 +114,8 @@ VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t
                 memcpy(dst + k * width + at, (const float *)src + k * sk + at, 4 * sizeof *dst);
             }
     } else if (n == width && sk == 1 && t == KN_F32) {
-        for (; k + 4 <= kc; k += 4)
-            for (int i = 0; i < width; i += 4) {
-                const int at = i + 4 <= width ? i : width - 4;
-                gemm_transpose4(dst + k * width + at, width, (const float *)src + at * si + k, si);
-            }
+        for (; k + LINE <= kc; k += LINE)
+            gemm_pack_line(dst + k * width, (const float *)src + k, 4 * si, width, false);
     }
     for (; k < kc; k++) {
         for (int64_t i = 0; i < n; i++)
@@ -105,6 +123,32 @@ VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t
         for (int64_t i = n; i < width; i++)
             dst[k * width + i] = 0.0f;
     }
+}
+
+/* The same of bf16 in pairs, [kc / 2][width], of an odd kc with a zero. */
+VEC_INLINE void gemm_pack_pairs(float *dst, const uint16_t *src, int64_t si, int64_t sk, int64_t n,
+                                int64_t kc, int width)
+{
+    int64_t k = 0;
+    if (n == width && si == 1) {
+        for (; k + 2 <= kc; k += 2, dst += width)
+            for (int i = 0; i < width; i += KN_VW) {
+                const int64_t many = v_min_i64(KN_VW, width - i);
+                const vf first = v_get_n(KN_BF16, src + k * sk, i, many);
+                const vf second = v_get_n(KN_BF16, src + (k + 1) * sk, i, many);
+                v_put_n(KN_F32, dst, i, (vf)((vu)first | (vu)second >> 16), many);
+            }
+    } else if (n == width && sk == 1) {
+        for (; k + 2 * LINE <= kc; k += 2 * LINE, dst += LINE * width)
+            gemm_pack_line(dst, src + k, 2 * si, width, true);
+    }
+    for (; k < kc; k += 2, dst += width)
+        for (int64_t i = 0; i < width; i++) {
+            const uint32_t first = i < n ? src[i * si + k * sk] : 0;
+            const uint32_t second = i < n && k + 1 < kc ? src[i * si + (k + 1) * sk] : 0;
+            const uint32_t both = first << 16 | second;
+            memcpy(dst + i, &both, sizeof both);
+        }
 }
 
 /* A panel of GEMM_MR rows of the left operand, or of GEMM_NR columns of the right one. */
@@ -120,27 +164,58 @@ static inline void gemm_pack_right(float *dst, const void *src, kn_dtype t, int6
     VEC_BY_DTYPE(t, gemm_pack_panel, dst, src, si, sk, n, kc, GEMM_NR);
 }
 
+/* ---- lines asked for ahead ------------------------------------------------------------------ */
+
+/* Cache lines that a kernel asks the memory for between its terms, where loads have time to spare:
+ * so packing finds the source of the next panel in the cache. */
+typedef struct gemm_ahead {
+    const char *line;
+    int64_t run, left; /* lines of a run of the memory, and those left of this one */
+    int64_t skip;      /* bytes from the end of a run to the next */
+    int64_t lines;     /* to ask for altogether, */
+    int64_t each;      /* so many with AHEAD terms */
+} gemm_ahead;
+
+enum { AHEAD = 8 };
+
+VEC_INLINE void gemm_ask(gemm_ahead *s)
+{
+    for (int64_t i = 0; i < s->each && s->lines > 0; i++, s->lines--) {
+        __builtin_prefetch(s->line);
+        const bool last = --s->left == 0;
+        s->line += 64 + (last ? s->skip : 0);
+        s->left = last ? s->run : s->left;
+    }
+}
+
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* c[i * ldc + j] = (add ? c[i * ldc + j] : 0) + sum_k a[i * ai + k * ak] * b[k * bk + j]
  * (+ bias[j]) for i < rows, a constant of at most GEMM_MR, and j < GEMM_NR; the tile lives in
- * registers. */
+ * registers. ahead: NULL, or the lines to ask for meanwhile. */
 VEC_INLINE void gemm_rows(int rows, int64_t kc, const float *a, int64_t ai, int64_t ak,
                           const float *b, int64_t bk, float *c, int64_t ldc, bool add,
-                          const float *bias)
+                          const float *bias, bool pairs, gemm_ahead *ahead)
 {
     vf s[GEMM_MR][2];
     for (int i = 0; i < rows; i++) {
         __builtin_prefetch(c + i * ldc, 1);
+        if (GEMM_NR > LINE)
+            __builtin_prefetch(c + i * ldc + LINE, 1);
         s[i][0] = s[i][1] = v_zero();
     }
-    for (int64_t k = 0; k < kc; k++) {
-        const vf b0 = v_load(b + k * bk), b1 = v_load(b + k * bk + KN_VW);
+    for (int64_t k = 0; k < kc;) {
+        const int64_t end = ahead ? v_min_i64(k + AHEAD, kc) : kc;
+        if (ahead)
+            gemm_ask(ahead);
+        for (; k < end; k++) {
+            const vf b0 = v_load(b + k * bk), b1 = v_load(b + k * bk + KN_VW);
 #pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            const vf x = v_set1(a[i * ai + k * ak]);
-            s[i][0] = v_fma(x, b0, s[i][0]);
-            s[i][1] = v_fma(x, b1, s[i][1]);
+            for (int i = 0; i < rows; i++) {
+                const vf x = v_set1(a[i * ai + k * ak]);
+                s[i][0] = pairs ? v_fma_pairs(x, b0, s[i][0]) : v_fma(x, b0, s[i][0]);
+                s[i][1] = pairs ? v_fma_pairs(x, b1, s[i][1]) : v_fma(x, b1, s[i][1]);
+            }
         }
     }
 #pragma GCC unroll 12
@@ -162,23 +237,32 @@ VEC_INLINE void gemm_rows(int rows, int64_t kc, const float *a, int64_t ai, int6
 VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, const float *b,
                           int64_t bk, float *c, int64_t ldc, bool add, const float *bias)
 {
-    gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias);
+    gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias, false, NULL);
 }
 
-/* The same on packed panels, for the m x n corner of the tile; c beyond it is not touched. bias has
- * GEMM_NR readable values. */
-static inline void gemm_micro(int64_t kc, const float *left, const float *right, float *c,
-                              int64_t ldc, int64_t m, int64_t n, bool add, const float *bias)
+/* The same on packed panels of kc floats a row, for the m x n corner of the tile; c beyond it is not
+ * touched. bias has GEMM_NR readable values. A tile of fewer rows takes less time, by thirds. */
+VEC_INLINE void gemm_micro(int64_t kc, const float *left, const float *right, float *c, int64_t ldc,
+                           int64_t m, int64_t n, bool add, const float *bias, bool pairs,
+                           gemm_ahead *ahead)
 {
-    if (m == GEMM_MR && n == GEMM_NR) {
-        gemm_tile(kc, left, 1, GEMM_MR, right, GEMM_NR, c, ldc, add, bias);
-        return;
+    enum { THIRD = GEMM_MR / 3 };
+    float corner[GEMM_MR * GEMM_NR], *to = c;
+    const bool whole = m % THIRD == 0 && n == GEMM_NR;
+    const int64_t ld = whole ? ldc : GEMM_NR;
+    if (!whole) {
+        memset(corner, 0, sizeof corner);
+        for (int64_t i = 0; add && i < m; i++)
+            memcpy(corner + i * GEMM_NR, c + i * ldc, (size_t)n * sizeof *c);
+        to = corner;
     }
-    float corner[GEMM_MR * GEMM_NR] = { 0 };
-    for (int64_t i = 0; add && i < m; i++)
-        memcpy(corner + i * GEMM_NR, c + i * ldc, (size_t)n * sizeof *c);
-    gemm_tile(kc, left, 1, GEMM_MR, right, GEMM_NR, corner, GEMM_NR, add, bias);
-    for (int64_t i = 0; i < m; i++)
+    if (m > 2 * THIRD)
+        gemm_rows(GEMM_MR, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+    else if (m > THIRD)
+        gemm_rows(2 * THIRD, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+    else
+        gemm_rows(THIRD, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+    for (int64_t i = 0; !whole && i < m; i++)
         memcpy(c + i * ldc, corner + i * GEMM_NR, (size_t)n * sizeof *c);
 }
 

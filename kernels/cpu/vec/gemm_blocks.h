@@ -18,7 +18,7 @@
 enum {
     ROWS = 22 * 12, /* a multiple of every GEMM_MR: ROWS x DEPTH floats stay in the L2 cache */
     COLUMNS = 2048, /* a multiple of every GEMM_NR: results that the next block of k adds to */
-    NARROW = 512,   /* so many where these lie in the workspace */
+    NARROW = 512,   /* so many where these lie in the workspace (keeps_sums) */
     FINER = 4,      /* threads that share a product try up to so many times as many tasks */
     PACK = 20,      /* packing an element takes as long as so many multiply-adds */
 };
@@ -32,6 +32,7 @@ typedef struct product {
     kn_dtype t, ct, bias_t;
     int64_t cm, cn, am, ak, bk, bn, bias_n;
     bool add, gram; /* gram: b is a transposed; its mirror is still to be made (gram_mirror) */
+    bool pairs;     /* panels of bf16 stay so (gemm.h) */
     const windows *windows; /* NULL, or b[k, n]: those of the images at b */
 } product;
 
@@ -53,9 +54,22 @@ static bool writes_through(const product *p)
 }
 
 /* The depth of the blocks: K in equal parts. */
-static int64_t block_depth(int64_t K)
+static int64_t block_depth(const product *p)
 {
-    return K <= DEPTH ? K : round_up(ceil_div(K, ceil_div(K, DEPTH)), 4);
+    const int64_t K = p->K, most = p->pairs ? 2 * DEPTH : DEPTH;
+    return K <= most ? K : round_up(ceil_div(K, ceil_div(K, most)), 4);
+}
+
+/* Whether the sums of a task lie in the workspace from block to block. */
+static bool keeps_sums(const product *p)
+{
+    return !writes_through(p) && p->K > block_depth(p);
+}
+
+/* Floats that so many terms of a row are packed into. */
+static int64_t packed(const product *p, int64_t terms)
+{
+    return p->pairs ? ceil_div(terms, 2) : terms;
 }
 
 /* ---- the cut -------------------------------------------------------------------------------- */
@@ -71,7 +85,7 @@ static tasks cut_into(const product *p, int64_t down, int64_t across)
     tasks x = { part_size(p->M, down, GEMM_MR), part_size(p->N, across, GEMM_NR) };
     x.down = ceil_div(p->M, x.rows);
     x.across = ceil_div(p->N, x.columns);
-    x.depth = block_depth(p->K);
+    x.depth = block_depth(p);
     return x;
 }
 
@@ -80,15 +94,15 @@ static tasks cut_into(const product *p, int64_t down, int64_t across)
 static double cut_time(const product *p, const tasks *x, int threads)
 {
     const double rows = (double)x->rows, columns = (double)x->columns;
-    const double right = p->windows ? 2 * PACK : PACK;
-    const double task = rows * columns + PACK * rows + right * columns;
+    const double left = p->pairs ? 2 * PACK : PACK, right = p->windows ? 2 * left : left;
+    const double task = rows * columns + left * rows + right * columns;
     return task * ((double)ceil_div(x->down * x->across, threads) + 0.125);
 }
 
 static tasks product_cut(const product *p, int threads)
 {
     const int64_t down = ceil_div(p->M, ROWS);
-    const int64_t across = ceil_div(p->N, writes_through(p) ? COLUMNS : NARROW);
+    const int64_t across = ceil_div(p->N, keeps_sums(p) ? NARROW : COLUMNS);
     tasks best = cut_into(p, down, across);
     for (int64_t i = 1; i <= FINER && threads > 1; i++)
         for (int64_t j = 1; j <= v_max_i64(FINER, threads); j++) {
@@ -102,15 +116,15 @@ static tasks product_cut(const product *p, int threads)
 /* ---- workspace ------------------------------------------------------------------------------ */
 
 /* A thread's place: a block's rows, a panel, and sums that aren't written to dst directly. */
-static int64_t left_floats(const tasks *x)
+static int64_t left_floats(const product *p, const tasks *x)
 {
-    return round_up(x->rows * x->depth, 16);
+    return round_up(x->rows * packed(p, x->depth), 16);
 }
 
 static int64_t place_floats(const product *p, const tasks *x)
 {
-    const int64_t c = writes_through(p) ? 0 : x->rows * x->columns;
-    return round_up(left_floats(x) + GEMM_NR * x->depth + c, 16);
+    const int64_t c = keeps_sums(p) ? x->rows * x->columns : GEMM_MR * GEMM_NR;
+    return round_up(left_floats(p, x) + GEMM_NR * packed(p, x->depth) + c, 16);
 }
 
 static int64_t workspace_floats(const product *p, int threads)
@@ -121,22 +135,28 @@ static int64_t workspace_floats(const product *p, int threads)
 
 /* ---- one task ------------------------------------------------------------------------------- */
 
-/* Asks for the source of rows [m, m + n) of a block. */
+/* Asks for the source of rows [m, m + n) of a block; of columns for the line that is new. */
 VEC_INLINE void left_prefetch(const product *p, const block *b, int64_t m, int64_t n)
 {
     const int64_t step = 64 / v_size(p->t);
     for (int64_t i = 0; i < n && p->ak == 1; i++)
         for (int64_t k = 0; k < b->kb; k += step)
             __builtin_prefetch(gemm_at(p->a, p->t, (m + i) * p->am + b->k + k));
+    for (int64_t k = 0; k < b->kb && n > 0 && p->ak != 1 && p->am == 1; k++)
+        __builtin_prefetch(gemm_at(p->a, p->t, m + n - 1 + (b->k + k) * p->ak));
 }
 
 static void pack_left(const product *p, float *left, const block *b)
 {
     for (int64_t i = 0; i < b->mb; i += GEMM_MR) {
-        const int64_t then = i + GEMM_MR, m = b->m + i;
+        const int64_t then = i + GEMM_MR, rows = v_min_i64(GEMM_MR, b->mb - i);
+        const void *from = gemm_at(p->a, p->t, (b->m + i) * p->am + b->k * p->ak);
+        float *to = left + i * packed(p, b->kb);
         left_prefetch(p, b, b->m + then, v_min_i64(GEMM_MR, b->mb - then));
-        gemm_pack_left(left + i * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak), p->t, p->am,
-                       p->ak, v_min_i64(GEMM_MR, b->mb - i), b->kb);
+        if (p->pairs)
+            gemm_pack_pairs(to, from, p->am, p->ak, rows, b->kb, GEMM_MR);
+        else
+            gemm_pack_left(to, from, p->t, p->am, p->ak, rows, b->kb);
     }
 }
 
@@ -167,21 +187,23 @@ static void pack_right(const product *p, float *right, const panel *s, const blo
 {
     if (p->windows)
         windows_pack(right, p->b, p->windows, n, s->width, b->k, b->kb, p->t);
+    else if (p->pairs)
+        gemm_pack_pairs(right, (const uint16_t *)(const void *)s->at, p->bn, p->bk, s->width, b->kb,
+                        GEMM_NR);
     else
         gemm_pack_right(right, s->at, p->t, p->bn, p->bk, s->width, b->kb);
 }
 
-/* Asks for part i of n of a panel's source. */
-VEC_INLINE void panel_prefetch(const product *p, const panel *s, int64_t i, int64_t n)
+/* The lines of a panel's source, to be asked for by `tiles` tiles of kb terms. */
+static gemm_ahead panel_ahead(const product *p, const panel *s, int64_t tiles, int64_t kb)
 {
-    const int64_t step = 64 / v_size(p->t), across = ceil_div(s->run, step);
-    const int64_t end = s->lines * across * (i + 1) / n;
-    int64_t at = s->lines * across * i / n, line = at / across, run = at % across;
-    for (; at < end; at++) {
-        __builtin_prefetch(gemm_at(s->at, p->t, line * s->apart + run * step));
-        if (++run == across)
-            run = 0, line++;
-    }
+    const int64_t bytes = v_size(p->t), run = ceil_div(s->run * bytes, 64);
+    return (gemm_ahead){ .line = s->at,
+                         .run = run,
+                         .left = run,
+                         .skip = s->apart * bytes - run * 64,
+                         .lines = s->lines * run,
+                         .each = ceil_div(s->lines * run, tiles * ceil_div(kb, AHEAD)) };
 }
 
 /* Rounds m x n finished sums of the workspace to dst. */
@@ -203,7 +225,8 @@ VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int6
 /* The micro tile at (m, n): the packed rows `left` by the packed panel `right`. c: the place of the
  * task's sums where dst isn't written directly, with rows of ldc. */
 static void tile_product(const product *p, const float *left, const float *right, float *c,
-                         int64_t ldc, const float *bias, const block *b, int64_t m, int64_t n)
+                         int64_t ldc, const float *bias, const block *b, int64_t m, int64_t n,
+                         gemm_ahead *ahead)
 {
     const int64_t rows = v_min_i64(GEMM_MR, b->m + b->mb - m);
     const int64_t columns = v_min_i64(GEMM_NR, b->n + b->nb - n);
@@ -212,17 +235,27 @@ static void tile_product(const product *p, const float *left, const float *right
         return;
     if (through)
         c = (float *)p->c + m * p->cm + n, ldc = p->cm;
-    else
+    else if (keeps_sums(p))
         c += (m - b->m) * ldc + n - b->n;
-    gemm_micro(b->kb, left, right, c, ldc, rows, columns, b->k > 0 || p->add, bias);
-    if (!through && b->k + b->kb == p->K)
+    else
+        ldc = GEMM_NR;
+    const int64_t kb = packed(p, b->kb);
+    const bool store = !through && b->k + b->kb == p->K;
+    for (int64_t i = 0; store && p->cn == 1 && i < rows; i++)
+        __builtin_prefetch(gemm_at(p->c, p->ct, (m + i) * p->cm + n), 1);
+    const bool add = b->k > 0 || p->add;
+    if (p->pairs)
+        gemm_micro(kb, left, right, c, ldc, rows, columns, add, bias, true, ahead);
+    else
+        gemm_micro(kb, left, right, c, ldc, rows, columns, add, bias, false, ahead);
+    if (store)
         VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m, n, rows, columns);
 }
 
 /* place: this thread's (place_floats). */
 static void block_run(const product *p, const tasks *x, const block *b, float *place)
 {
-    float *right = place + left_floats(x), *c = right + GEMM_NR * x->depth;
+    float *right = place + left_floats(p, x), *c = right + GEMM_NR * packed(p, x->depth);
     float bias[GEMM_NR] = { 0 };
     const bool biased = p->bias && b->k + b->kb == p->K;
     const int64_t end = b->n + b->nb, tiles = ceil_div(b->mb, GEMM_MR);
@@ -239,12 +272,12 @@ static void block_run(const product *p, const tasks *x, const block *b, float *p
         pack_right(p, right, &here, b, n);
         for (int64_t i = 0; biased && i < here.width; i++)
             bias[i] = gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n);
-        for (int64_t i = 0; i < tiles; i++) {
-            if (more && b->kb > 0)
-                panel_prefetch(p, &there, i, tiles);
-            tile_product(p, place + i * GEMM_MR * b->kb, right, c, x->columns, biased ? bias : NULL,
-                         b, b->m + i * GEMM_MR, n);
-        }
+        gemm_ahead ahead = { 0 };
+        if (more && b->kb > 0)
+            ahead = panel_ahead(p, &there, tiles, packed(p, b->kb));
+        for (int64_t i = 0; i < tiles; i++)
+            tile_product(p, place + i * GEMM_MR * packed(p, b->kb), right, c, x->columns,
+                         biased ? bias : NULL, b, b->m + i * GEMM_MR, n, &ahead);
         here = there;
     }
 }
@@ -272,7 +305,7 @@ static void gram_mirror(const void *ctx, int64_t begin, int64_t end)
     for (int64_t i = begin * 4; i < v_min_i64(end * 4, p->M); i += 4) {
         int64_t j = 0;
         for (; j + 4 <= i && i + 4 <= p->M; j += 4)
-            gemm_transpose4(c + i * p->cm + j, p->cm, c + j * p->cm + i, p->cm);
+            gemm_transpose4(c + i * p->cm + j, p->cm, c + j * p->cm + i, 4 * p->cm, false);
         for (int64_t r = i; r < v_min_i64(i + 4, p->M); r++)
             for (int64_t k = j; k < r; k++)
                 c[r * p->cm + k] = c[k * p->cm + r];

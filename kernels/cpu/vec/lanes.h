@@ -161,6 +161,20 @@ VEC_INLINE vf v_fma(vf a, vf b, vf c)
 #endif
 }
 
+/* Each lane of a and b is two bf16: c + the product of the upper halves + that of the lower ones,
+ * each added as v_fma adds it. The instruction (AVX512_BF16) takes subnormal numbers for 0. */
+VEC_INLINE vf v_fma_pairs(vf a, vf b, vf c)
+{
+#if KN_VW == 16
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+    return c;
+#else
+    const vi upper = v_set1_i((int32_t)0xffff0000u);
+    c = v_fma((vf)((vi)a & upper), (vf)((vi)b & upper), c);
+    return v_fma((vf)((vi)a << 16), (vf)((vi)b << 16), c);
+#endif
+}
+
 /* c - a * b */
 VEC_INLINE vf v_fnma(vf a, vf b, vf c)
 {

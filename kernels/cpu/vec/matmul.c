@@ -3,6 +3,7 @@
  * (gemm_small.h).
  *
  * Some products go to oneDNN before they come here (kernels/cpu/choose.c). */
+#include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/gemm_few.h"
 #include "kernels/cpu/vec/gemm_small.h"
@@ -181,6 +182,7 @@ kn_status VEC_FN(vec_matmul)(const void *args)
         return KN_DONE;
     }
     p->gram = batch_gram(&s);
+    p->pairs = p->t == KN_BF16 && kn_cpu_multiplies_pairs();
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
     return (divided ? batch_divided(&s, threads) : batch_shared(&s, threads)) ? KN_DONE : KN_FAILED;
 }

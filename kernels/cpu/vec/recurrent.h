@@ -42,11 +42,11 @@ static inline void recurrent_tile(int64_t rows, int64_t K, const float *a, int64
                                   const float *b, float *c, const float *bias)
 {
     if (rows == 1)
-        gemm_rows(1, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
+        gemm_rows(1, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias, false, NULL);
     else if (rows == 2)
-        gemm_rows(2, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
+        gemm_rows(2, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias, false, NULL);
     else if (rows <= 4)
-        gemm_rows(4, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
+        gemm_rows(4, K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias, false, NULL);
     else
         gemm_tile(K, a, lda, 1, b, GEMM_NR, c, GEMM_NR, false, bias);
 }

@@ -81,10 +81,15 @@ VEC_INLINE vf v_get_n(kn_dtype t, const void *p, int64_t i, int64_t n)
         memcpy(b, (const uint8_t *)p + i, (size_t)n);
         return v_from_bool(b);
     }
+#if KN_VW == 16
+    const vh h = (vh)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), (const uint16_t *)p + i);
+    return t == KN_BF16 ? v_from_bf16(h) : v_from_f16(h);
+#else
     uint16_t h[KN_VW] = { 0 };
     for (int64_t j = 0; j < n; j++)
         h[j] = ((const uint16_t *)p)[i + j];
     return v_get(t, h, 0);
+#endif
 }
 
 VEC_INLINE void v_put_n(kn_dtype t, void *p, int64_t i, vf v, int64_t n)

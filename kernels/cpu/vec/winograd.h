@@ -20,6 +20,13 @@
 
 enum { TILE = 2, SEEN = 4, ELEMENTS = SEEN * SEEN };
 
+/* Whether oneDNN was measured to be slower: on AVX2 (a Zen 3), on AVX-512 (a Zen 4) in f32, which
+ * oneDNN has no faster instructions for. */
+static inline bool winograd_is_measured(kn_dtype t)
+{
+    return KN_VW == 8 || (KN_VW == 16 && t == KN_F32);
+}
+
 /* Floats from one of 16 matrices of so many to the next: an odd number of cache lines, so that
  * elements of one place don't meet in the same set of a cache. */
 static inline int64_t winograd_apart(int64_t floats)
