@@ -91,12 +91,4 @@ KN_FORMULA v_gated_slope(v_num given)
     return s * v_fma(x, rest, v_set1(1));
 }
 
-/* Phi(x) + x phi(x), phi the normal density */
-KN_FORMULA v_gelu_slope(v_num given)
-{
-    const v_num x = v_bounded(given);
-    const v_num density = v_set1(0.39894228040143267794) * v_exp(v_set1(-0.5) * x * x);
-    return v_fma(x, density, v_normal_cdf(x));
-}
-
 #endif

@@ -88,6 +88,14 @@ KN_FORMULA v_normal_cdf(v_num x)
 
 #include "kernels/formulas.h"
 
+/* Phi(x) + x phi(x), phi the normal density */
+KN_FORMULA v_gelu_slope(v_num given)
+{
+    const v_num x = v_bounded(given);
+    const v_num density = v_set1(0.39894228040143267794) * v_exp(v_set1(-0.5) * x * x);
+    return v_fma(x, density, v_normal_cdf(x));
+}
+
 /* With s = sigmoid(2u), u = c (x + k x^3): x s, whose derivative is s (1 + x (1 - s) 2u'). */
 KN_FORMULA v_gelu_tanh_slope(v_num given)
 {

@@ -320,7 +320,7 @@ KN_TEST(matmul, bits_survive_cuts)
     }
 }
 
-/* A bf16 product of up to 512 terms is one chain of multiply-adds in ascending k, also where the CPU
+/* A bf16 product of up to 512 terms is one chain of multiply-adds in ascending k where the CPU
  * multiplies pairs of terms (gemm.h). */
 KN_TEST(matmul, bf16_pairs_are_chains)
 {

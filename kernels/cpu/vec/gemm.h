@@ -249,7 +249,7 @@ VEC_INLINE void gemm_micro(int64_t kc, const float *left, const float *right, fl
     enum { THIRD = GEMM_MR / 3 };
     float corner[GEMM_MR * GEMM_NR], *to = c;
     const bool whole = m % THIRD == 0 && n == GEMM_NR;
-    const int64_t ld = whole ? ldc : GEMM_NR;
+    const int64_t ld = whole ? ldc : GEMM_NR, MR = GEMM_MR;
     if (!whole) {
         memset(corner, 0, sizeof corner);
         for (int64_t i = 0; add && i < m; i++)
@@ -257,11 +257,11 @@ VEC_INLINE void gemm_micro(int64_t kc, const float *left, const float *right, fl
         to = corner;
     }
     if (m > 2 * THIRD)
-        gemm_rows(GEMM_MR, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+        gemm_rows(GEMM_MR, kc, left, 1, MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
     else if (m > THIRD)
-        gemm_rows(2 * THIRD, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+        gemm_rows(2 * THIRD, kc, left, 1, MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
     else
-        gemm_rows(THIRD, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+        gemm_rows(THIRD, kc, left, 1, MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
     for (int64_t i = 0; !whole && i < m; i++)
         memcpy(c + i * ldc, corner + i * GEMM_NR, (size_t)n * sizeof *c);
 }

@@ -182,23 +182,15 @@ VEC_LIBM_WORD(erfc)
 VEC_LIBM_WORD_OF_TWO(pow)
 VEC_LIBM_WORD_OF_TWO(atan2)
 VEC_LIBM_WORD(erf)
+#endif
 
-/* The normal distribution Phi(x) */
-VEC_INLINE vf v_normal_cdf(vf x)
-{
-    return v_set1(0.5f) * v_erfc(x * v_set1(-0.70710678f));
-}
-
-#else
-/* erfc(t) for t >= 0.98 (any smaller t gives garbage): e^(-t^2) R(1 / (1 + 0.4 t)) */
-VEC_INLINE vf v_erfc_far(vf t)
+/* erfc(t) / e^(-t^2) = R(1 / (1 + 0.4 t)) for t >= 0.98; any smaller t gives garbage. */
+VEC_INLINE vf v_erfc_scaled(vf t)
 {
     static const float c[] = { 3.127363594e-6f, 0.2255660124f,    0.2271871204f, 0.1966223705f,
                                0.2185432241f,   0.0001247118718f, 0.2501158067f, -0.1184326194f };
-    const vf one = v_set1(1.0f);
-    const vf a = v_min(v_set1(10.5f), t); /* 0 in f32 from here on */
-    const vf u = one / v_fma(a, v_set1(0.4f), one);
-    return v_exp(-(a * a)) * v_poly(u, c, 8);
+    const vf one = v_set1(1.0f), u = one / v_fma(t, v_set1(0.4f), one);
+    return v_poly(u, c, 8);
 }
 
 /* erf(x) / x for |x| <= 1, z = x^2 */
@@ -209,22 +201,29 @@ VEC_INLINE vf v_erf_near(vf z)
     return v_poly(z, c, 7);
 }
 
+#ifndef KN_HAVE_MVEC
 VEC_INLINE vf v_erf(vf x)
 {
     const vf a = v_abs(x), one = v_set1(1.0f);
-    const vf far = v_copysign(one - v_erfc_far(a), x);
+    const vf far = v_copysign(one - v_exp(-(a * a)) * v_erfc_scaled(a), x);
     return v_sel(v_lt(a, one), x * v_erf_near(x * x), far);
 }
+#endif
 
-/* The normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2 */
-VEC_INLINE vf v_normal_cdf(vf x)
+/* The normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2, by e = e^(-x^2 / 2), which the
+ * density is a multiple of. */
+VEC_INLINE vf v_normal_of(vf x, vf e)
 {
     const vf z = x * v_set1(0.70710678f), a = v_abs(z), one = v_set1(1.0f), half = v_set1(0.5f);
-    const vf tail = half * v_erfc_far(a);
+    const vf tail = half * e * v_erfc_scaled(a);
     const vf far = v_sel(v_lt(x, v_zero()), tail, one - tail);
     const vf near = v_fma(half * z, v_erf_near(z * z), half);
     return v_sel(v_lt(a, one), near, far);
 }
-#endif
+
+VEC_INLINE vf v_normal_cdf(vf x)
+{
+    return v_normal_of(x, v_exp(v_set1(-0.5f) * x * x));
+}
 
 #endif

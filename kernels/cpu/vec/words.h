@@ -46,6 +46,13 @@ KN_FORMULA v_sigmoids(vf z, vf *rest)
     return s;
 }
 
+/* Phi(x) + x phi(x), phi the normal density: both by one exponential. */
+KN_FORMULA v_gelu_slope(vf given)
+{
+    const vf x = v_bounded(given), e = v_exp(v_set1(-0.5f) * x * x);
+    return v_fma(x, v_set1(0.398942280f) * e, v_normal_of(x, e));
+}
+
 /* NaN on either side passes. */
 KN_FORMULA v_maximum(vf a, vf b)
 {
