@@ -240,7 +240,7 @@ VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, co
     gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias, false, NULL);
 }
 
-/* The same on packed panels of kc floats a row, for the m x n corner of the tile; c beyond it is not
+/* The same on packed panels of kc floats a row, for the m x n corner of the tile; c beyond it isn't
  * touched. bias has GEMM_NR readable values. A tile of fewer rows takes less time, by thirds. */
 VEC_INLINE void gemm_micro(int64_t kc, const float *left, const float *right, float *c, int64_t ldc,
                            int64_t m, int64_t n, bool add, const float *bias, bool pairs,
