@@ -1,8 +1,8 @@
-/* bench/products.c: f32 products of the CPU by Knap's vector kernels and by oneDNN, in turns: which
+/* bench/products.c: products of the CPU by Knap's vector kernels and by oneDNN, in turns: which
  * of the two this processor prefers. A run with KNAP_TUNE=1 chooses so (kernels/cpu/choose.c).
  *
  *   bench_products [--rows 256] [--channels 768] [--vocab 50257] [--blocks 12] [--rounds 5]
- *                  [--threads N]
+ *                  [--threads N] [--dtype f32|bf16|f16]
  *
  * The products of the linear layers of a transformer (GPT-2 124M and a batch of 4 x 64 by default):
  * the forward x w^T, the gradient of x, dy w, and that of w, dy^T x. Each round goes through
@@ -21,10 +21,17 @@ typedef struct layer {
     int64_t in, out;
 } layer;
 
+static kn_dtype dtype; /* of all matrices */
+
+static size_t bytes_of(const kn_array *a)
+{
+    return (size_t)kn_array_numel(a) * kn_dtype_size(a->dtype);
+}
+
 static kn_array matrix(int64_t rows, int64_t columns)
 {
-    kn_array a = kn_array_make(NULL, KN_F32, 2, (int64_t[]){ rows, columns });
-    a.data = kn_take(kn_device_memory(KN_CPU), (size_t)(rows * columns) * 4, KN_MEM_WORKSPACE);
+    kn_array a = kn_array_make(NULL, dtype, 2, (int64_t[]){ rows, columns });
+    a.data = kn_take(kn_device_memory(KN_CPU), bytes_of(&a), KN_MEM_WORKSPACE);
     if (a.data)
         KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_RANDOM,
                   ((kn_random_args){ .dst = a, .kind = KN_NORMAL, .seed = 1, .p1 = 1 }));
@@ -33,7 +40,7 @@ static kn_array matrix(int64_t rows, int64_t columns)
 
 static void give(const kn_array *a)
 {
-    kn_give(kn_device_memory(KN_CPU), a->data, (size_t)kn_array_numel(a) * 4, KN_MEM_WORKSPACE);
+    kn_give(kn_device_memory(KN_CPU), a->data, bytes_of(a), KN_MEM_WORKSPACE);
 }
 
 static kn_array turned(kn_array a)
@@ -103,8 +110,8 @@ static void compare(int64_t rows, layer l, int64_t blocks, int rounds, double to
 int main(int argc, char **argv)
 {
     args_begin(argc, argv,
-               "f32 products by Knap's kernels and oneDNN's: [--rows N] [--channels N] [--vocab N] "
-               "[--blocks N] [--rounds N] [--threads N]",
+               "products by Knap's kernels and oneDNN's: [--rows N] [--channels N] [--vocab N] "
+               "[--blocks N] [--rounds N] [--threads N] [--dtype f32|bf16|f16]",
                0);
     const int64_t rows = number(argc, argv, "--rows", 256);
     const int64_t C = number(argc, argv, "--channels", 768);
@@ -114,6 +121,11 @@ int main(int argc, char **argv)
     const int64_t rounds = number(argc, argv, "--rounds", 5);
     const int64_t threads = number(argc, argv, "--threads", 0);
     double total[2] = { 0 };
+    dtype = kn_dtype_parse(word(argc, argv, "--dtype", "f32"));
+    if (dtype != KN_F32 && dtype != KN_BF16 && dtype != KN_F16) {
+        fprintf(stderr, "bench_products: --dtype is f32, bf16 or f16\n");
+        return 2;
+    }
     if (rows < 1 || C < 1 || vocab < 0 || blocks < 1 || blocks > MOST_BLOCKS || rounds < 1 ||
         rounds > MOST_ROUNDS || threads < 0) {
         fprintf(
@@ -124,9 +136,9 @@ int main(int argc, char **argv)
     }
     if (threads > 0)
         kn_set_threads((int)threads);
-    printf("%s, %s, %d threads, %lld layers\n%-21s  %-7s %8s %8s   %s\n", kn_cpu_isa(),
-           kn_cpu_libraries(), kn_threads(), (long long)blocks, "rows x in x out", "", kn_cpu_isa(),
-           "oneDNN", "ratio (range)");
+    printf("%s, %s, %d threads, %lld layers, %s\n%-21s  %-7s %8s %8s   %s\n", kn_cpu_isa(),
+           kn_cpu_libraries(), kn_threads(), (long long)blocks, kn_dtype_name(dtype),
+           "rows x in x out", "", kn_cpu_isa(), "oneDNN", "ratio (range)");
     for (int i = 0; i < 4; i++)
         compare(rows, layers[i], blocks, (int)rounds, total);
     if (vocab > 0)
