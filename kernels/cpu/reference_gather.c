@@ -76,6 +76,8 @@ static bool join_wide(const kn_scatter_args *a, kn_dtype wide)
     bool ok = kn_ref_copy(&(kn_copy_args){ sums, a->dst }) == KN_DONE;
     if (ok) {
         put(&sums, a);
+        for (int64_t i = 0; wide == KN_F64 && i < n; i++) /* computed values go through f32 */
+            ((double *)bytes)[i] = (double)(float)((double *)bytes)[i];
         ok = kn_ref_copy(&(kn_copy_args){ a->dst, sums }) == KN_DONE;
     }
     kn_host_free(bytes);
