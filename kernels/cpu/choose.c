@@ -1,12 +1,11 @@
 /* kernels/cpu/choose.c: whether oneDNN is asked for a matrix product before the vector overlay.
  *
- * bf16 and f16: where the CPU has instructions for them that the overlay doesn't use: it has those
- * that multiply pairs of bf16 (AVX512_BF16), not matrices (AMX). f32: either
- * may be faster, by a third on one processor and another, so KNAP_TUNE=1 times both where it meets
- * a kind of product for the first time, and keeps the faster one in the file of choices
- * (choices.h). Without its line the overlay is asked first: an element of its f32 products has the
- * same bits wherever in a matrix it lies, which oneDNN doesn't promise. bench/products.c shows both
- * sides' rates.
+ * bf16 and f16: where the CPU has instructions for them that the overlay doesn't use; it uses those
+ * for pairs of bf16 (AVX512_BF16), not those for matrices (AMX). f32: either may be faster, by a
+ * third on one processor and another, so KNAP_TUNE=1 times both where it meets a kind of product
+ * for the first time, and keeps the faster one in the file of choices (choices.h). Without its line
+ * the overlay is asked first: an element of its f32 products has the same bits wherever in a matrix
+ * it lies, which oneDNN doesn't promise. bench/products.c shows both sides' rates.
  *
  * The two add in different orders. So a choice depends on the processor, on the versions of both
  * and on the kind of a product (how its operands lie, N and K to a power of two), not on threads,
@@ -38,6 +37,7 @@ enum {
 /* ---- the processor --------------------------------------------------------------------------- */
 
 static char cpu[160]; /* how keys of choices begin */
+static bool amx;      /* whether the CPU multiplies matrices of bf16 */
 static pthread_once_t cpu_once = PTHREAD_ONCE_INIT;
 
 /* Elsewhere than on x86 the architecture alone. */
@@ -61,8 +61,6 @@ static void describe_cpu(char *text, size_t size)
 #endif
 }
 
-static bool amx;
-
 static void find_cpu(void)
 {
     char text[80];
@@ -80,7 +78,6 @@ static const char *cpu_key(void)
     return cpu;
 }
 
-/* Whether the CPU multiplies matrices of bf16. */
 static bool has_amx(void)
 {
     pthread_once(&cpu_once, find_cpu);

@@ -9,7 +9,7 @@ void kn_cpu_trim(void);
 
 /* The vector overlay of the instruction set in use. */
 const kn_provider *kn_cpu_overlay(void);
-/* Whether it has an instruction for products of bf16 (AVX512_BF16). */
+/* Whether it multiplies pairs of bf16 by an instruction of the CPU (AVX512_BF16). */
 bool kn_cpu_multiplies_pairs(void);
 /* Whether oneDNN is asked for this product before the overlay (choose.c). */
 bool kn_cpu_onednn_first(const kn_matmul_args *x);

@@ -1,7 +1,7 @@
 /* kernels/cpu/vec/conv.c: KN_K_CONV and KN_K_CONV_GRAD_X of channels-last images with windows of
  * 3 x 3 and stride 1 (winograd.h). The gradient of x is a convolution of dy with the weights turned
- * round. Everything else is left to the next provider; beside oneDNN also what it was not measured
- * to be faster for (winograd_is_measured) and shapes that it is no faster for (docs/results.md).
+ * round. Everything else is left to the next provider, beside oneDNN also what that is no slower
+ * for: by dtypes onednn_is_slower says so, by shapes docs/results.md.
  *
  * The weights are turned into G g G' first, in panels of the product's kernel (gemm.h). Then a
  * thread takes blocks of tiles: it makes their B' d B, multiplies, for a group of results after
@@ -182,7 +182,7 @@ static kn_status run(call *s)
 static bool is_worth_it(const call *s)
 {
 #ifdef KN_HAVE_ONEDNN
-    return winograd_is_measured(s->from.t) && s->from.C >= 32 && s->to.C >= 32 && s->to.down > 1 &&
+    return onednn_is_slower(s->from.t) && s->from.C >= 32 && s->to.C >= 32 && s->to.down > 1 &&
            s->to.across > 1;
 #else
     (void)s;

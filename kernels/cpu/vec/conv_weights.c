@@ -4,8 +4,8 @@
  *
  * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. With windows of 3 x 3 and
  * stride 1 it is 16 products of fewer operations (winograd.h). Other layouts and groups are left to
- * the next provider. If that is oneDNN, so are what this way was not measured to be faster for
- * (winograd_is_measured) and results of few rows or channels (docs/results.md). */
+ * the next provider. If that is oneDNN, so are dtypes for which it isn't known to be slower
+ * (onednn_is_slower) and results of few rows or channels (docs/results.md). */
 #include "kernels/cpu/pieces.h"
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/iter.h"
@@ -45,7 +45,7 @@ static bool is_worth_it(const kn_conv_grad_w_args *a)
 #ifdef KN_HAVE_ONEDNN
     const int64_t *w = a->dw.shape;
     const bool one = w[2] * w[3] == 1;
-    return winograd_is_measured(a->x.dtype) &&
+    return onednn_is_slower(a->x.dtype) &&
            (is_for_tiles(a) || (w[0] >= 64 && w[1] >= (one ? 64 : 16)) ||
             (w[0] >= 32 && w[1] == 1 && !one));
 #else

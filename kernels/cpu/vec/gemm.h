@@ -5,9 +5,9 @@
  *   c[GEMM_MR, GEMM_NR] (+)= sum_k a[k, GEMM_MR] * b[k, GEMM_NR]
  *
  * An element is one chain of v_fma in ascending k, wherever in a matrix it lies: so no cut of M and
- * N, and hence no number of threads, changes a bit. Where the CPU multiplies pairs of bf16, panels
- * of bf16 stay so: pairs of terms are packed as one float, the first in its upper half, which comes
- * first in the chain. */
+ * N, and hence no number of threads, changes a bit. Where the CPU multiplies pairs of bf16, a float
+ * of a panel holds two terms of bf16 (v_fma_pairs), the first, which comes first in the chain, in
+ * its upper half. */
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_H
 
@@ -172,8 +172,8 @@ typedef struct gemm_ahead {
     const char *line;
     int64_t run, left; /* lines of a run of the memory, and those left of this one */
     int64_t skip;      /* bytes from the end of a run to the next */
-    int64_t lines;     /* to ask for altogether, */
-    int64_t each;      /* so many with AHEAD terms */
+    int64_t lines;     /* still to ask for */
+    int64_t each;      /* of them, before every AHEAD terms */
 } gemm_ahead;
 
 enum { AHEAD = 8 };
@@ -240,8 +240,9 @@ VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, co
     gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias, false, NULL);
 }
 
-/* The same on packed panels of kc floats a row, for the m x n corner of the tile; c beyond it isn't
- * touched. bias has GEMM_NR readable values. A tile of fewer rows takes less time, by thirds. */
+/* The same on packed panels of kc floats a row, for the m x n corner of the tile; c beyond it is
+ * not touched. bias has GEMM_NR readable values. A tile of fewer rows takes less time, by thirds:
+ * it isn't multiplied with the rows of zeros behind it. */
 VEC_INLINE void gemm_micro(int64_t kc, const float *left, const float *right, float *c, int64_t ldc,
                            int64_t m, int64_t n, bool add, const float *bias, bool pairs,
                            gemm_ahead *ahead)

@@ -1,10 +1,10 @@
 /* kernels/cpu/vec/gemm_blocks.h (private): one product of any size on packed panels, for f32, bf16
- * and f16 (packed as f32).
+ * and f16 (packed as f32, or bf16 as pairs).
  *
  * The result is cut into tasks of rows x columns, which threads claim one by one; they never wait
  * for each other before the end. A task goes through K in blocks. It packs its rows of a block into
  * a place of its thread, where they stay in the L2 cache; then it packs one panel of columns after
- * the other, which stays in the L1 cache, and multiplies it by all panels of rows; between these it
+ * the other, which stays in the L1 cache, and multiplies it by all panels of rows; meanwhile it
  * asks the memory for the source of the next panel. An element's value is the sum over blocks of k,
  * in order, of chains of v_fma: a function of K and the operands alone, for every provider and cut.
  *
@@ -32,7 +32,7 @@ typedef struct product {
     kn_dtype t, ct, bias_t;
     int64_t cm, cn, am, ak, bk, bn, bias_n;
     bool add, gram; /* gram: b is a transposed; its mirror is still to be made (gram_mirror) */
-    bool pairs;     /* panels of bf16 stay so (gemm.h) */
+    bool pairs;     /* a float of a panel holds two terms (gemm.h) */
     const windows *windows; /* NULL, or b[k, n]: those of the images at b */
 } product;
 
@@ -90,7 +90,8 @@ static tasks cut_into(const product *p, int64_t down, int64_t across)
 }
 
 /* The time of threads that share a product, in multiply-adds a term: each takes as many tasks as
- * the busiest one, and a part of one more where another program holds it up. */
+ * the busiest one, and a part of one more where another program holds it up. Pairs take half the
+ * time to multiply, but not to pack. */
 static double cut_time(const product *p, const tasks *x, int threads)
 {
     const double rows = (double)x->rows, columns = (double)x->columns;
@@ -115,7 +116,7 @@ static tasks product_cut(const product *p, int threads)
 
 /* ---- workspace ------------------------------------------------------------------------------ */
 
-/* A thread's place: a block's rows, a panel, and sums that aren't written to dst directly. */
+/* A thread's place: a block's rows, a panel, and sums, of the task (keeps_sums) or of one tile. */
 static int64_t left_floats(const product *p, const tasks *x)
 {
     return round_up(x->rows * packed(p, x->depth), 16);
@@ -222,8 +223,8 @@ VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int6
     }
 }
 
-/* The micro tile at (m, n): the packed rows `left` by the packed panel `right`. c: the place of the
- * task's sums where dst isn't written directly, with rows of ldc. */
+/* The micro tile at (m, n): the packed rows `left` by the packed panel `right`. c: the place of
+ * sums where dst isn't written directly; those of the task have rows of ldc. */
 static void tile_product(const product *p, const float *left, const float *right, float *c,
                          int64_t ldc, const float *bias, const block *b, int64_t m, int64_t n,
                          gemm_ahead *ahead)

@@ -20,9 +20,9 @@
 
 enum { TILE = 2, SEEN = 4, ELEMENTS = SEEN * SEEN };
 
-/* Whether oneDNN was measured to be slower: on AVX2 (a Zen 3), on AVX-512 (a Zen 4) in f32, which
- * oneDNN has no faster instructions for. */
-static inline bool winograd_is_measured(kn_dtype t)
+/* Whether oneDNN was measured to be slower than this overlay's convolutions: on AVX2 (a Zen 3), and
+ * on AVX-512 (a Zen 4) in f32, for which it has no faster instructions. */
+static inline bool onednn_is_slower(kn_dtype t)
 {
     return KN_VW == 8 || (KN_VW == 16 && t == KN_F32);
 }
