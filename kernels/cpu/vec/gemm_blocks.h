@@ -6,7 +6,8 @@
  * a place of its thread, where they stay in the L2 cache; then it packs one panel of columns after
  * the other, which stays in the L1 cache, and multiplies it by all panels of rows; meanwhile it
  * asks the memory for the source of the next panel. An element's value is the sum over blocks of k,
- * in order, of chains of v_fma: a function of K and the operands alone, for every provider and cut.
+ * in order, of chains of v_fma: a function of K and the operands alone, for every cut, and for
+ * every instruction set, but that blocks of pairs are twice as deep.
  *
  * Of a matrix by its own transpose (a Gram matrix) the tiles below the diagonal are left out, and
  * copied from above: their chains have the same factors. */
