@@ -1,5 +1,6 @@
 /* tests/comm/values_test.c: scalars over ranks, bytes whose number only the root has, options of
  * kn_init, and timeouts of one group. Rank functions return a status and never assert. */
+#include "comm/values.h"
 #include "tests/comm/comm_test.h"
 #include <math.h>
 #include <sys/wait.h>
@@ -35,6 +36,25 @@ KN_TEST(values, sums_and_means_of_a_number)
     kn_fail("an error stands");
     KN_CHECK(isnan(kn_mean_over_ranks(NULL, 3)));
     KN_CHECK_ERROR("an error stands");
+}
+
+static int slow_ends(kn_comm *w, void *arg)
+{
+    const int bad = *(int *)arg;
+    EXPECT(kn_hosts_begin_slow(w), "%s", kn_error());
+    bool mine = kn_rank(w) != bad || kn_fail("the disk of rank %d is full", bad);
+    bool all = kn_hosts_end_slow(w, mine);
+    EXPECT(all == (bad < 0), "rank %d failed, and this one hears %d", bad, all);
+    EXPECT(bad < 0 || strstr(kn_error(), "is full"), "%s", kn_error());
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(values, all_ranks_hear_how_slow_work_ended)
+{
+    for (int n = 1; n <= 3; n++)
+        for (int bad = -1; bad < n; bad++)
+            on_ranks(n, slow_ends, &bad);
 }
 
 static int bytes(kn_comm *w, void *arg)
