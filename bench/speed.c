@@ -1,5 +1,6 @@
-/* bench/speed.c: a training step of a model (forward, backward, update; one rank, masters in f32)
- * beside the ceilings of this machine, its product and its copy, measured in the same run.
+/* bench/speed.c: a training step of a model (forward, backward, update; one rank, masters and
+ * gradients in f32, as in the trainers) beside the ceilings of this machine, its product and its
+ * copy, measured in the same run.
  *
  *   bench_speed [--model NAME] [--batch N] [--ctx N] [--size N] [--layers N] [--steps N]
  *               [--dtype f32|bf16|f16] [--device cpu|cuda] [--threads N] [--trace FILE] [--serve]
@@ -138,8 +139,8 @@ static bool work_begin(work *w, int argc, char **argv)
     w->x = kn_keep(w->x);
     w->y = kn_keep(w->y);
     kn_scope_end(scope);
-    if (!good ||
-        !kn_fsdp_wrap(&w->net, NULL, .device = w->device, .param_dtype = dtype, .seed = 42))
+    if (!good || !kn_fsdp_wrap(&w->net, NULL, .device = w->device, .param_dtype = dtype,
+                               .reduce_dtype = KN_F32, .seed = 42))
         return false;
     w->opt = w->clip ? kn_adamw(&w->net, .lr = 1e-4, .weight_decay = 0.1)
                      : kn_sgd(&w->net, .lr = 1e-3, .momentum = 0.9);

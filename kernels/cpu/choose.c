@@ -78,7 +78,7 @@ static const char *cpu_key(void)
     return cpu;
 }
 
-static bool has_amx(void)
+bool kn_cpu_multiplies_matrices(void)
 {
     pthread_once(&cpu_once, find_cpu);
     return amx;
@@ -174,7 +174,8 @@ bool kn_cpu_onednn_first(const kn_matmul_args *x)
         return false;
     if (x->a.dtype != KN_F32)
         return kn_onednn_fast(x->a.dtype) &&
-               (x->a.dtype != KN_BF16 || has_amx() || !kn_cpu_multiplies_pairs());
+               (x->a.dtype != KN_BF16 || kn_cpu_multiplies_matrices() ||
+                !kn_cpu_multiplies_pairs());
     if (products > 1 || N < LEAST || K < LEAST)
         return false;
     const kind of = { x->a.stride[c] == 1, x->b.stride[c] == 1, log_of(N), log_of(K) };

@@ -6,6 +6,7 @@
  * stride 1 it is 16 products of fewer operations (winograd.h). Other layouts and groups are left to
  * the next provider. If that is oneDNN, so are dtypes for which it isn't known to be slower
  * (onednn_is_slower) and results of few rows or channels (docs/results.md). */
+#include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/pieces.h"
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/iter.h"
@@ -18,14 +19,21 @@ static bool is_matrix(const kn_array *a, int64_t *step)
     return (a->shape[1] == 1 || a->stride[1] == 1) && vec_joins(a, positions, 3, step);
 }
 
-/* Whether the windows of 1 x 1 are x's positions, one after the other. */
-static bool is_each_position(const kn_conv_grad_w_args *a)
+/* Whether the windows are x's positions, one after the other, a step from each to the next. */
+static bool is_each_position(const kn_conv_grad_w_args *a, int64_t *step)
 {
-    bool each = true;
+    bool each = a->dw.shape[2] * a->dw.shape[3] == 1 && is_matrix(&a->x, step);
     for (int d = 0; d < 2; d++)
         each =
             each && a->pad[d] == 0 && a->stride[d] == 1 && a->x.shape[2 + d] == a->dy.shape[2 + d];
     return each;
+}
+
+/* Whether bf16 stays bf16 in the panels (gemm.h); those of windows are f32. */
+static bool is_of_pairs(const kn_conv_grad_w_args *a)
+{
+    int64_t step;
+    return a->x.dtype == KN_BF16 && kn_cpu_multiplies_pairs() && is_each_position(a, &step);
 }
 
 /* Whether the windows are 3 x 3 with stride 1, and there are enough of them, and channels. */
@@ -39,12 +47,14 @@ static bool is_for_tiles(const kn_conv_grad_w_args *a)
 }
 
 /* Whether oneDNN is slower: where few rows of dw share a packed window, or a window's channels
- * don't fill a panel, it isn't. */
+ * don't fill a panel, it isn't. On a Zen 4 it is in bf16, too, where pairs are multiplied. */
 static bool is_worth_it(const kn_conv_grad_w_args *a)
 {
 #ifdef KN_HAVE_ONEDNN
     const int64_t *w = a->dw.shape;
     const bool one = w[2] * w[3] == 1;
+    if (is_of_pairs(a))
+        return w[0] >= 64 && w[1] >= 64 && !kn_cpu_multiplies_matrices();
     return onednn_is_slower(a->x.dtype) &&
            (is_for_tiles(a) || (w[0] >= 64 && w[1] >= (one ? 64 : 16)) ||
             (w[0] >= 32 && w[1] == 1 && !one));
@@ -228,8 +238,9 @@ kn_status VEC_FN(vec_conv_grad_w)(const void *args)
     p->a = a->dy.data, p->am = 1, p->ak = step;
     p->b = a->x.data;
     const bool one = n[2] * n[3] == 1;
-    if (one && is_each_position(a) && is_matrix(&a->x, &x_step))
+    if (is_each_position(a, &x_step))
         p->windows = NULL, p->bk = x_step, p->bn = 1;
+    p->pairs = is_of_pairs(a);
     const int threads = gemm_threads(2.0 * (double)p->M * (double)p->N * (double)p->K);
     s.ndim = 1, s.count = s.shape[0] = pieces_of(p, images);
     if (s.count == 1 && one) { /* dw is in the order of the windows */
