@@ -69,8 +69,8 @@ KN_TEST(convnet, same_bits_over_ranks)
 {
     for (int ranks = 1; ranks <= 2; ranks++)
         MATRIX_CHECK(.model = MATRIX_OWN, .bytes = sizeof(convnet), .declare = convnet_init,
-                     .loss = convnet_loss, .natural = true, .ranks = ranks, .rounds = MICRO / ranks,
-                     .steps = STEPS, .between = ranks == 1 ? counted_of_4 : counted_of_2,
+                     .loss = convnet_loss, .ranks = ranks, .rounds = MICRO / ranks, .steps = STEPS,
+                     .between = ranks == 1 ? counted_of_4 : counted_of_2,
                      .o.wrap_class = "conv2d,linear");
 }
 

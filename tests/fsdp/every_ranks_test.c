@@ -75,7 +75,7 @@ KN_TEST(every_ranks, operation_has_the_bits_of_one_process)
         if (rows % (size_t)kn_one_in(8))
             continue;
         MATRIX_CHECK(.model = MATRIX_OWN, .bytes = sizeof(net) + rows, .declare = declare,
-                     .loss = loss, .natural = true, .threads = true, .rounds = 1, .steps = 1,
+                     .loss = loss, .threads = true, .rounds = 1, .steps = 1,
                      .optimizer = OPTIMIZER_SGD,
                      .o = { .wrap_class = "applied",
                             .recompute_class = rows % 2 ? "applied" : NULL,

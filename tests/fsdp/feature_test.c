@@ -2,6 +2,7 @@
  * of random programs (random.h), or of the matrix (matrix.h) where those don't have it. */
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/random.h"
+#include "tests/fsdp/two.h"
 
 /* Two models: one with a tied head, parameters of odd sizes and frozen ones; one whose modules run
  * twice, by another entry, not in each round, or whose results only some ranks use. */
@@ -135,19 +136,38 @@ KN_TEST(feature, reshard_changes_between_forward_and_backward)
                          .o.reshard_after_forward = 2);
 }
 
-/* One unit adds up on its rank while the others reduce: two groupings in one step. */
-KN_TEST(feature, no_sync_of_one_unit)
+/* The gradient of a parameter that micro-batches first, first + by, ... bring a plain model. */
+static kn_tensor *plain_sum(int param, int first, int by, int count)
 {
-    for (int m = 0; m < MATRIX_MODELS; m++)
-        for (int ranks = 1; ranks <= 4; ranks++)
-            MATRIX_CHECK(.model = m, .ranks = ranks, .rounds = 3, .steps = 2,
-                         .skip_sync = 1 + ranks % 3, .skip_unit = 1 + ranks % 2);
-    MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 4, .skip_sync = 1, .skip_unit = 2,
-                 .o = { .strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 } });
-    MATRIX_CHECK(.ranks = 2, .skip_sync = 1, .skip_unit = 1, .o.strategy = KN_SHARD_GRAD_OP);
+    const kn_param *p;
+    TWO_WHOLE(plain);
+    for (int k = 0; k < count; k++)
+        KN_CHECK(two_backward(&plain, first + k * by));
+    kn_params(&plain, &p);
+    return kn_add_scalar(kn_grad(p[param].tensor), 0);
 }
 
-/* Cases beside the list of pairs. */
+/* One unit adds up on its rank while the other reduces: two groupings in one step. */
+RANK_TEST(feature, no_sync_of_one_unit, .threads = "1234", .cases = KN_NO_SHARD - KN_FULL_SHARD + 1)
+{
+    enum { ROUNDS = 3 };
+    const int ranks = kn_comm_size(world), strategy = KN_FULL_SHARD + *(int *)arg;
+    const kn_param *p;
+    TWO_WRAPPED(m, world, .wrap_class = "linear", .seed = NET_SEED, .strategy = strategy);
+    for (int k = 0; k < ROUNDS; k++)
+        KN_CHECK(kn_fsdp_set_gradient_sync(&m.a, k + 1 == ROUNDS, false) &&
+                 two_backward(&m, k * ranks + kn_rank(world)));
+    kn_summon_scope s = kn_summon(&m, .with_grads = true, .read_only = true);
+    KN_CHECK(s.s && kn_params(&m, &p) == 4);
+    for (int i = 0; i < 4; i++) {
+        kn_tensor *sum = plain_sum(i, 0, i < 2 ? ranks : 1, i < 2 ? ROUNDS : ROUNDS * ranks);
+        for (int r = 1; r < ranks && i < 2; r++)
+            sum = kn_add(sum, plain_sum(i, r, ranks, ROUNDS));
+        KN_CHECK(same_bytes(kn_grad(p[i].tensor), sum), "%s", p[i].name);
+    }
+    KN_CHECK(kn_summon_end(s));
+}
+
 KN_TEST(feature, with_the_bundled_models)
 {
     static const char *const inside[] = { "self_attention,mlp,layer_norm", "odd_block,linear",
@@ -157,23 +177,5 @@ KN_TEST(feature, with_the_bundled_models)
         MATRIX_CHECK(.model = m, .ranks = 2, .o.predivide_factor = 0.5); /* it multiplies */
         MATRIX_CHECK(.model = m, .recompute = true, .workers = true,     /* holds units */
                      .o.wrap_class = inside[m]);
-    }
-}
-
-/* bf16 with f32 reduction: no plain process rounds like it, but all strategies of N ranks agree. */
-KN_TEST(feature, bf16_is_equal_among_strategies)
-{
-    for (int m = 0; m < MATRIX_BUNDLED; m++) {
-        matrix_spec a = { .model = m, .ranks = 2 };
-        a.o.param_dtype = KN_BF16;
-        a.o.reduce_dtype = KN_F32;
-        for (int s = KN_SHARD_GRAD_OP; s <= KN_NO_SHARD; s++) {
-            matrix_spec b = a;
-            b.o.strategy = s;
-            b.o.layout = KN_LAYOUT_PER_PARAM + s % 2;
-            b.o.forward_prefetch = true;
-            b.offload = s == KN_NO_SHARD;
-            matrix_check_equal(&a, &b);
-        }
     }
 }

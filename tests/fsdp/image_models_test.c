@@ -64,7 +64,7 @@ static const struct {
              { declare_bottlenecks, sizeof(kn_resnet), "resnet_block" },
              { declare_cifar, sizeof(kn_resnet), "resnet_block" },
              { declare_vit, sizeof(kn_vit), "vit_block" } };
-enum { KINDS = sizeof kind / sizeof *kind, MAX = 128 };
+enum { KINDS = sizeof kind / sizeof *kind };
 
 /* The setting s of model k, in 2 steps. */
 static matrix_spec of_kind(int k, matrix_spec s)
@@ -84,33 +84,21 @@ static void check(int k, matrix_spec s)
     matrix_check(&s);
 }
 
-/* Cases beside the list of pairs. */
-KN_TEST(image_models, give_the_bits_of_one_process_with_the_other_options)
+KN_TEST(image_models, give_the_bits_of_one_process)
 {
-    for (int k = 0; k < KINDS; k++) {
-        check(k, (matrix_spec){ .ranks = 2, .threads = true, .whole = true });
-        check(k, (matrix_spec){ .ranks = 2,
+    for (int i = 0; i < KINDS * 3 * 3; i += kn_one_in(5)) {
+        const int k = i % KINDS, ranks = 1 << i / KINDS % 3;
+        check(k, (matrix_spec){ .ranks = ranks,
+                                .rounds = 4 / ranks,
                                 .threads = true,
-                                .evaluate = true,
-                                .rounds = 1,
-                                .o = { .layout = KN_LAYOUT_RAGGED } });
-    }
-}
-
-/* Every pair of options' values, and every value with every model: the list of matrix_test.c, where
- * one of these models takes the place of each of its own. */
-KN_TEST(image_models, give_the_bits_of_one_process_in_every_pair_of_options)
-{
-    static matrix_spec list[MAX];
-    int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
-    KN_CHECK((int)KINDS == (int)MATRIX_BUNDLED && n <= MAX, "%d models, %d settings", KINDS, n);
-    for (int i = 0; i < n; i += kn_one_in(5)) {
-        const int k = list[i].model;
-        list[i].threads = true; /* cheaper than processes, which matrix_test.c has */
-        if (list[i].recompute)
-            list[i].o.recompute_class = kind[k].block;
-        list[i].recompute = false;
-        check(k, list[i]);
+                                .workers = k % 2,
+                                .whole = i % 5 == 4,
+                                .offload = i % 3 == 1,
+                                .evaluate = i % 3 == 2,
+                                .optimizer = i % OPTIMIZER_KINDS,
+                                .o = { .strategy = KN_FULL_SHARD + i / KINDS / 3,
+                                       .layout = KN_LAYOUT_FLAT + i % 3,
+                                       .recompute_class = i % 7 < 3 ? kind[k].block : NULL } });
     }
 }
 

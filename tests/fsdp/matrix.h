@@ -1,12 +1,12 @@
 /* tests/fsdp/matrix.h: the same training in many settings. Four small models, or one of the
- * test's, are trained by N ranks in a setting (matrix_spec) and by a plain process that adds the
- * same gradients in the same grouping; losses, gradient norms and final parameters must be equal
- * bit for bit (docs/architecture.md, idea 9).
+ * test's, are trained by N ranks in a setting (matrix_spec) and by a plain process that accumulates
+ * the same micro-batches; losses, gradient norms and final parameters must be equal bit for bit
+ * (docs/architecture.md, idea 9). Settings that add in another grouping than one process, and pairs
+ * of options, are drawn by random.h.
  *
  *   matrix_models.c  the models
  *   matrix_run.c     training on ranks, the plain reference
- *   matrix_check.c   running and comparing them
- *   matrix_pairs.c   settings: every pair of option values */
+ *   matrix_check.c   running and comparing them */
 #ifndef KNAP_TESTS_MATRIX_H
 #define KNAP_TESTS_MATRIX_H
 
@@ -22,8 +22,8 @@ typedef enum matrix_model {
     MATRIX_TURN, /* control flow that changes with every micro-batch's round */
     MATRIX_MODELS,
     MATRIX_LLAMA = MATRIX_MODELS, /* two blocks, grouped queries, scaled rope, dropout */
-    MATRIX_BUNDLED,               /* those before it are in matrix_pairs.c */
-    MATRIX_OWN = MATRIX_BUNDLED   /* the test's: .bytes, .declare, .loss, .o.wrap_class or .whole */
+    MATRIX_BUNDLED,
+    MATRIX_OWN = MATRIX_BUNDLED /* the test's: .bytes, .declare, .loss, .o.wrap_class or .whole */
 } matrix_model;
 
 /* parts of MATRIX_ODD */
@@ -115,10 +115,6 @@ typedef struct matrix_spec {
     kn_fsdp_wrap_options o;   /* .wrap_class NULL and no policy: the model's */
     bool whole;               /* no policy at all: one unit */
     bool offload;             /* .offload_dir is the folder for temporary files */
-    unsigned skip_sync;       /* bit r: round r runs without gradient sync */
-    unsigned skip_all_reduce; /* bit r: round r reduces inside the shard groups only */
-    int skip_unit;            /* 1 + the number of a block: .skip_sync applies to its unit alone */
-    bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
     int optimizer;              /* OPTIMIZER_... */
     bool spare;                 /* MATRIX_TURN: with unused parameters */
@@ -129,7 +125,6 @@ typedef struct matrix_spec {
     size_t bytes;               /* MATRIX_OWN: of its struct, which begins with the root */
     bool (*declare)(void *own); /* MATRIX_OWN: inits the struct, on meta */
     kn_tensor *(*loss)(void *own, int step, int micro); /* MATRIX_OWN */
-    bool natural; /* the reference: the engine adds, not the test; one for all numbers of ranks */
     /* may be NULL: instead of wrapping; after wrapping */
     bool (*wrap)(matrix_net *n, kn_comm *world, const struct matrix_spec *s);
     bool (*prepare)(matrix_net *n, const struct matrix_spec *s);
@@ -154,8 +149,7 @@ void matrix_check(const matrix_spec *spec);
 /* A model of the test's on 1, 2 and 4 ranks, 4 micro-batches a step: fully sharded; recomputing,
  * parameter by parameter; KN_SHARD_GRAD_OP with side streams. */
 void matrix_check_own(const matrix_spec *spec);
-#define MATRIX_CHECK_OWN(...)                                                                      \
-    matrix_check_own(&(matrix_spec){ .model = MATRIX_OWN, .natural = true, __VA_ARGS__ })
+#define MATRIX_CHECK_OWN(...) matrix_check_own(&(matrix_spec){ .model = MATRIX_OWN, __VA_ARGS__ })
 /* Takes steps of o, each with the loss of own's first micro-batch: the last is below part of the
  * first. Frees both. */
 void matrix_check_learning(void *own, kn_tensor *(*loss)(void *own, int step, int micro),
@@ -173,16 +167,5 @@ typedef struct matrix_job {
 } matrix_job;
 int matrix_train(kn_comm *world, void *job);
 int matrix_reference(kn_comm *world, void *job);
-/* For the reference's own test: engine's accumulation against sums made by hand. */
-void matrix_check_reference(matrix_model model);
-
-/* ---- generated settings ---------------------------------------------------------------------- */
-
-/* True if the options of a setting fit together. */
-bool matrix_valid(const matrix_spec *s);
-/* Settings in which every pair of option values that fit together occurs; returns their number, at
- * most max. The same list each time. *pairs: the number of pairs; *impossible: of those that don't
- * fit. */
-int matrix_all_pairs(matrix_spec *list, int max, int *pairs, int *impossible);
 
 #endif

@@ -1,14 +1,5 @@
-/* tests/fsdp/matrix_run.c: trains a setting on ranks, and the plain reference.
- *
- * The reference runs the same micro-batches one after another in one process without fsdp, keeps
- * the gradient of each, and adds them in the grouping that the setting promises (docs/fsdp.md):
- *
- *   local[rank]    += gradient, each round; without sync it waits for a round with sync
- *   partial[replica] = partial + local[rank] over the ranks of a shard group in order; without
- *                    all-reduce it waits for a round with it
- *   total           = total + partial[replica] in order
- *
- * With one replica local goes to the total directly. */
+/* tests/fsdp/matrix_run.c: trains a setting on ranks, and the plain reference: the same
+ * micro-batches one after another in one process without fsdp. */
 #include "fsdp/kinds.h"
 #include "tests/owned.h"
 #include "tests/fsdp/matrix.h"
@@ -29,8 +20,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
     const kn_fsdp_wrap_options *o = &s->o;
     snprintf(buf, size,
              "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
-             "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s turn=%d rounds=%d "
-             "optimizer=%s",
+             "whole_below=%lld%s%s%s%s%s turn=%d rounds=%d optimizer=%s",
              model[s->model], s->ranks,
              s->hosts     ? " hosts"
              : s->threads ? " threads"
@@ -39,8 +29,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
              layout[o->layout], prefetch[o->backward_prefetch],
              o->forward_prefetch ? "+forward" : "", o->max_gathers, o->reshard_after_forward,
              (long long)o->keep_whole_below, s->offload ? " offload" : "",
-             s->whole ? " one_unit" : "", s->skip_sync, s->skip_all_reduce,
-             s->keep_gathered ? " keep_gathered" : "", s->recompute ? " recompute" : "",
+             s->whole ? " one_unit" : "", s->recompute ? " recompute" : "",
              s->by_data ? " by_data"
              : s->spare ? " spare"
                         : "",
@@ -70,8 +59,6 @@ static bool shard_it(matrix_net *n, kn_comm *world, const matrix_spec *s)
         matrix_net_recompute(n);
     if (!(s->wrap ? s->wrap(n, world, s) : kn_fsdp_wrap_(n->root, world, matrix_options(s))))
         return false;
-    if (s->keep_gathered && !kn_fsdp_set_reshard_after_backward(n->root, false, true))
-        return false;
     return !s->prepare || s->prepare(n, s);
 }
 
@@ -80,21 +67,12 @@ static void choose_turn(matrix_net *n, const matrix_spec *s, int step, int round
     n->turn.turn = s->only_turn ? s->only_turn - 1 : (step * s->rounds + round) % 4;
 }
 
-static bool switch_sync(matrix_net *n, const matrix_spec *s, int round)
-{
-    void *whose = s->skip_unit ? matrix_block(n, s->skip_unit - 1) : n->root;
-    return (!s->skip_sync ||
-            kn_fsdp_set_gradient_sync(whose, !(s->skip_sync >> round & 1), !s->skip_unit)) &&
-           (!s->skip_all_reduce ||
-            kn_fsdp_set_all_reduce(n->root, !(s->skip_all_reduce >> round & 1), true));
-}
-
 static bool one_round(matrix_net *n, const matrix_spec *s, int step, int round, int micro,
                       float *loss)
 {
     IN_SCOPE;
     choose_turn(n, s, step, round);
-    kn_tensor *l = switch_sync(n, s, round) ? matrix_loss(n, step, micro) : NULL;
+    kn_tensor *l = matrix_loss(n, step, micro);
     *loss = l ? (float)kn_item(l) : 0;
     bool ok = l && (!s->between || s->between(n, step, round)) && kn_backward(l);
     return ok && kn_ok();
@@ -195,123 +173,13 @@ int matrix_train(kn_comm *world, void *arg)
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* A sum of gradients: values of all parameters and which of them have one. */
-typedef struct sum {
-    bool has[MATRIX_PARAMS];
-    float v[MATRIX_ELEMENTS];
-} sum;
-
-typedef struct grouping {
-    sum local[MATRIX_RANKS], partial[MATRIX_RANKS], total;
-    int64_t begin[MATRIX_PARAMS + 1];
-} grouping;
-
-/* to += from, of parameter i; from is used up. */
-static void move_in(const grouping *g, sum *to, sum *from, int i)
+static bool reference_step(matrix_net *n, const matrix_spec *s, kn_optim *opt, int step,
+                           matrix_outcome *o)
 {
-    if (!from->has[i])
-        return;
-    for (int64_t k = g->begin[i]; k < g->begin[i + 1]; k++)
-        to->v[k] = to->has[i] ? to->v[k] + from->v[k] : from->v[k];
-    to->has[i] = true;
-    from->has[i] = false;
-}
-
-/* The mesh of a parameter: small ones are kept whole by every rank. */
-static int shards_of(const matrix_spec *s, const kn_param *p)
-{
-    bool hybrid = s->o.strategy >= KN_HYBRID_SHARD;
-    if (s->o.strategy == KN_NO_SHARD || p->numel < s->o.keep_whole_below)
-        return 1;
-    return !hybrid ? s->ranks : s->o.mesh.shards ? s->o.mesh.shards : s->ranks / s->o.mesh.replicas;
-}
-
-/* Adds the ranks' sums after a round, as far as the setting reduces in it. */
-static void reduce_round(grouping *g, const matrix_spec *s, const char *unit, const kn_param *p,
-                         int params, int round)
-{
-    for (int i = 0; i < params; i++) {
-        if ((s->skip_sync >> round & 1) && strncmp(p[i].name, unit, strlen(unit)) == 0)
-            continue;
-        int shards = shards_of(s, &p[i]), replicas = s->ranks / shards;
-        for (int r = 0; r < s->ranks; r++)
-            move_in(g, replicas == 1 ? &g->total : &g->partial[r / shards], &g->local[r], i);
-        for (int q = 0; q < replicas && !(s->skip_all_reduce >> round & 1); q++)
-            move_in(g, &g->total, &g->partial[q], i);
-    }
-}
-
-/* Moves the last micro-batch's gradients out of the leaves. */
-static bool take_gradients(grouping *g, sum *to, const kn_param *p, int params)
-{
-    static sum fresh;
-    for (int i = 0; i < params; i++) {
-        kn_tensor *grad = p[i].trainable ? kn_grad(p[i].tensor) : NULL;
-        fresh.has[i] = grad != NULL;
-        if (grad && !kn_to_host(grad, fresh.v + g->begin[i], (size_t)p[i].numel * sizeof(float)))
-            return false;
-        kn_clear_grad(p[i].tensor);
-        move_in(g, to, &fresh, i);
-    }
-    return true;
-}
-
-/* Makes the sums the leaves' accumulated gradients. */
-static bool put_gradients(const grouping *g, const kn_param *p, int params)
-{
-    for (int i = 0; i < params; i++) {
-        if (!g->total.has[i])
-            continue;
-        p[i].tensor->leaf->grad = kn_keep(kn_from(KN_F32, KN_CPU, g->total.v + g->begin[i],
-                                                  kn_ndim(p[i].tensor), kn_shape(p[i].tensor)));
-        if (!p[i].tensor->leaf->grad)
-            return false;
-    }
-    return true;
-}
-
-/* The divisor of the raw sums. The test put the gradients there itself, so the library didn't count
- * them. */
-static void set_scale(matrix_net *n, const matrix_spec *s)
-{
-    double over_ranks = s->o.divide_factor > 0            ? s->o.divide_factor
-                        : s->o.reduce_op == KN_REDUCE_SUM ? 1
-                                                          : s->ranks;
-    const int64_t newest = kn_newest_backward(), count = (int64_t)(s->rounds * over_ranks);
-    const kn_param *p;
-    for (int i = kn_params(n->root, &p); i-- > 0;) {
-        kn_leaf *leaf = p[i].tensor->leaf;
-        kn_passes_clear(&leaf->passes);
-        if (leaf->grad)
-            kn_passes_add(&leaf->passes, newest - count + 1, newest, NULL);
-        leaf->consumed = INT64_MIN;
-    }
-}
-
-static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_optim *opt,
-                           int step, matrix_outcome *o)
-{
-    const kn_param *p;
-    int params = kn_params(n->root, &p);
-    memset(&g->total, 0, sizeof g->total);
-    for (int i = 0; i < params; i++)
-        g->begin[i + 1] = g->begin[i] + p[i].numel;
-    bool ok = !s->evaluate || evaluate(n, step);
-    const char *unit = s->skip_unit ? kn_module_path(matrix_block(n, s->skip_unit - 1)) : "";
     matrix_spec plain = { .model = s->model, .rounds = s->rounds, .only_turn = s->only_turn };
-    for (int k = 0; k < s->rounds * s->ranks && ok; k++) {
-        int round = k / s->ranks, rank = k % s->ranks;
-        ok = one_round(n, &plain, step, round, k, &o->loss[step][k]);
-        if (s->natural)
-            continue;
-        ok = ok && take_gradients(g, &g->local[rank], p, params);
-        if (rank == s->ranks - 1)
-            reduce_round(g, s, unit, p, params, round);
-    }
-    kn_scope scope = kn_scope_begin();
-    ok = ok && put_gradients(g, p, params);
-    kn_scope_end(scope);
-    set_scale(n, s);
+    bool ok = !s->evaluate || evaluate(n, step);
+    for (int k = 0; k < s->rounds * s->ranks && ok; k++)
+        ok = one_round(n, &plain, step, k / s->ranks, k, &o->loss[step][k]);
     o->norm[step] = (float)kn_item(kn_clip_grad_norm(n->root, 0.5));
     return ok && kn_step(opt) && read_params(n, o, step);
 }
@@ -321,15 +189,14 @@ int matrix_reference(kn_comm *world, void *arg)
     const matrix_job *j = arg;
     OWNED_BYTES matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
-    OWNED_BYTES grouping *g = calloc(1, sizeof *g);
     kn_optim *opt = NULL;
     begin_rank(&j->s);
-    bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
+    bool ok = o && n && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
     if (ok && j->s.recompute)
         matrix_net_recompute(n);
     ok = ok && (opt = optimizer_make(j->s.optimizer, n->root, false)) != NULL;
     for (int i = 0; i < j->s.steps && ok; i++)
-        ok = reference_step(n, &j->s, g, opt, i, o);
+        ok = reference_step(n, &j->s, opt, i, o);
     if (ok)
         *j->out = *o;
     kn_optim_free(opt);

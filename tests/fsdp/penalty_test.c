@@ -68,8 +68,7 @@ static kn_tensor *loss(void *n, int step, int micro)
 }
 
 #define SPEC                                                                                       \
-    .model = MATRIX_OWN, .natural = true, .bytes = sizeof(net), .declare = net_init, .loss = loss, \
-    .steps = STEPS
+    .model = MATRIX_OWN, .bytes = sizeof(net), .declare = net_init, .loss = loss, .steps = STEPS
 
 KN_TEST(penalty, same_bits_over_ranks)
 {
@@ -156,9 +155,9 @@ static kn_tensor *stepped_loss(void *m, int step, int micro)
 KN_TEST(penalty, a_step_inside_of_forward)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
-        MATRIX_CHECK(.model = MATRIX_OWN, .natural = true, .bytes = sizeof(stepped),
-                     .declare = stepped_init, .loss = stepped_loss, .steps = STEPS, .ranks = ranks,
-                     .rounds = MICRO / ranks, .threads = true, .o.wrap_class = "block");
+        MATRIX_CHECK(.model = MATRIX_OWN, .bytes = sizeof(stepped), .declare = stepped_init,
+                     .loss = stepped_loss, .steps = STEPS, .ranks = ranks, .rounds = MICRO / ranks,
+                     .threads = true, .o.wrap_class = "block");
     OWNED_MODULE stepped m;
     KN_CHECK(stepped_init(&m) && kn_fsdp_wrap(&m, NULL, .wrap_class = "block", .seed = 42));
     m.through = true;

@@ -26,7 +26,7 @@
 enum {
     RANDOM_NODES = 10,
     RANDOM_EVENTS = 2,
-    RANDOM_RANKS = 4,
+    RANDOM_RANKS = 8,
     RANDOM_STEPS = 4,
     RANDOM_ROUNDS = 4
 };
@@ -254,6 +254,11 @@ void random_at(random_net *n, int step, int round, int micro);
 /* ---- random_wrap.c --------------------------------------------------------------------------- */
 
 bool random_wrap(random_net *n, kn_comm *world);
+/* Shards of a hybrid mesh. */
+static inline int random_shards(int ranks, int mesh)
+{
+    return mesh == 2 ? 1 : ranks < 4 ? ranks : mesh == 1 ? 4 : 2;
+}
 /* That of an option, KN_DTYPE_DEFAULT where it is left out. */
 kn_dtype random_dtype(const random_program *p, int option);
 

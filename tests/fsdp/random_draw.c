@@ -12,7 +12,7 @@ typedef struct field {
 #define WORD(id, name, ...) " " name
 
 static const field option_field[O_OPTIONS] = {
-    [O_RANKS] = { "ranks", "2 1 3 4", 60 },
+    [O_RANKS] = { "ranks", "2 1 3 4 8", 60 },
     [O_STEPS] = { "steps", "2 3 4", 30 },
     [O_ROUNDS] = { "rounds", "2 1 3 4", 50 },
     [O_DIM] = { "dim", "4 1 2 3 5 7 8 16", 70 },
@@ -30,7 +30,7 @@ static const field option_field[O_OPTIONS] = {
     [O_LISTS] = { "prefetch_lists", "no next all", 15 },
     [O_GATHERS] = { "max_gathers", "0 1 2 4", 40 },
     [O_REDUCTIONS] = { "max_reductions", "0 1 2 4", 30 },
-    [O_RESHARD] = { "reshard_after_forward", "0 -1 1 2", 40 },
+    [O_RESHARD] = { "reshard_after_forward", "0 -1 1 2", 70 },
     [O_KEEP_GATHERED] = { "keep_gathered", "no yes", 15 },
     [O_PARAM_DTYPE] = { "param_dtype", "declared f32 bf16 f16", 30 },
     [O_PARAM_DTYPE_OF] = { "param_dtype_of", "no norms", 40 },
@@ -59,7 +59,7 @@ static const field option_field[O_OPTIONS] = {
     [O_SKIP_ALL_REDUCE] = { "no_all_reduce", "0 1 2 3 4 5 6 7", 30 },
     [O_PAIRS] = { "pairs", "no yes swapped", 15 },
     [O_LEAF_HOOK] = { "grad_hook", "no param activation", 15 },
-    [O_OPTIMIZER] = { "optimizer", "adamw sgd momentum nesterov lion own muon", 50 },
+    [O_OPTIMIZER] = { "optimizer", "adamw sgd momentum nesterov lion own muon amsgrad", 50 },
     [O_OPTIMIZERS] = { "optimizers", "1 2", 20 },
     [O_CLIP] = { "clip", "0.5 none measure 0.01 p1 p3 max", 50 },
     [O_SCALER] = { "scaler", "no 256 too_large", 15 },

@@ -195,8 +195,10 @@ static bool forward_only(trainer *t, const random_event *e)
 static bool summon(trainer *t, int kind)
 {
     bool rank0 = kind == EVENT_SUMMON_RANK0, read = kind == EVENT_SUMMON;
+    const int *o = t->p->option; /* by these gradients wait, which can't be shown */
+    const bool grads = read && !o[O_LAST] && !o[O_SKIP_SYNC] && !o[O_SKIP_ALL_REDUCE];
     kn_summon_scope s =
-        kn_summon(&t->n->m[0], .rank0_only = rank0, .read_only = read, .with_grads = read);
+        kn_summon(&t->n->m[0], .rank0_only = rank0, .read_only = read, .with_grads = grads);
     bool ok = kn_ok() && ((rank0 && t->rank > 0) || random_scale_gain(t->n));
     return kn_summon_end(s) && ok;
 }

@@ -124,11 +124,7 @@ static int shards_of(const plain *s, int i)
         return 1;
     if (o[O_STRATEGY] < STRATEGY_HYBRID)
         return s->ranks;
-    return s->ranks == 4    ? (o[O_MESH] == 0   ? 2
-                               : o[O_MESH] == 1 ? 4
-                                                : 1)
-           : o[O_MESH] == 2 ? 1
-                            : s->ranks;
+    return random_shards(s->ranks, o[O_MESH]);
 }
 
 /* A hook sees the sum over ranks before it is added to the total. */

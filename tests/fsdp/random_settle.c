@@ -251,9 +251,9 @@ static void settle_mesh(random_program *p)
     for (int i = 0; (hybrid || o[O_SKIP_ALL_REDUCE]) && i < RANDOM_NODES; i++)
         p->node[i].other = 0; /* another strategy would add in another grouping */
     int shards = o[O_STRATEGY] == STRATEGY_NONE ? 1 : ranks;
-    if (hybrid && ranks == 4)
-        shards = o[O_MESH] == 0 ? 2 : o[O_MESH] == 1 ? 4 : 1;
-    if (random_number(p, O_RESHARD) == 2 && shards != 4)
+    if (hybrid)
+        shards = random_shards(ranks, o[O_MESH]);
+    if (random_number(p, O_RESHARD) == 2 && shards < 4)
         o[O_RESHARD] = 0;
     if (o[O_LAYOUT] != 1)
         o[O_PLACEMENT] = 0;

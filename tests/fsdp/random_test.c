@@ -2,7 +2,7 @@
 #include "tests/fsdp/random.h"
 
 /* Under sanitizers fewer, and others. */
-enum { FIRST = SANITIZED ? 50 : 0, EACH = SANITIZED ? 15 : THREADS_ONLY ? 10 : 50 };
+enum { FIRST = SANITIZED ? 50 : 0, EACH = SANITIZED ? 15 : THREADS_ONLY ? 10 : 100 };
 
 KN_TEST(random, programs_1)
 {

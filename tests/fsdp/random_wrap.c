@@ -113,8 +113,7 @@ static void what_is_sharded(kn_fsdp_wrap_options *o, const random_program *p, in
     o->strategy = (kn_strategy)(KN_FULL_SHARD + p->option[O_STRATEGY]);
     *shards = o->strategy == KN_NO_SHARD ? 1 : ranks;
     if (o->strategy >= KN_HYBRID_SHARD) {
-        int mesh = p->option[O_MESH];
-        *shards = ranks == 4 ? (mesh == 0 ? 2 : mesh == 1 ? 4 : 1) : mesh == 2 ? 1 : ranks;
+        *shards = random_shards(ranks, p->option[O_MESH]);
         o->mesh.shards = *shards;
     }
     o->layout = (kn_layout_kind)(KN_LAYOUT_FLAT + p->option[O_LAYOUT]);

@@ -85,9 +85,9 @@ KN_TEST(table_ranks, same_bits_in_every_setting)
         { .wrap_class = "part", .predivide_factor = 2 },
     };
     for (size_t i = 0; i < sizeof o / sizeof *o; i++)
-        MATRIX_CHECK(.model = MATRIX_OWN, .natural = true, .bytes = sizeof(net),
-                     .declare = net_init, .loss = loss, .steps = STEPS, .ranks = 4, .rounds = 1,
-                     .threads = i % 3 == 0, .hosts = i % 3 == 1, .workers = i % 2, .o = o[i]);
+        MATRIX_CHECK(.model = MATRIX_OWN, .bytes = sizeof(net), .declare = net_init, .loss = loss,
+                     .steps = STEPS, .ranks = 4, .rounds = 1, .threads = i % 3 == 0,
+                     .hosts = i % 3 == 1, .workers = i % 2, .o = o[i]);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */

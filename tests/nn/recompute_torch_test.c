@@ -4,7 +4,7 @@
  * test/test_utils.py (TestCheckpoint). Others have their counterparts elsewhere: memory_savings
  * (recompute.keeps_less), arbitrary_input_output and non_tensor (recompute.inputs_passed_through),
  * sequential and module_list (sequential.*), autocast (precision.recompute_casts_again of fsdp),
- * dataparallel (matrix.* and acts.* of fsdp). Those of selective checkpointing's policies, of
+ * dataparallel (random.* and acts.* of fsdp). Those of selective checkpointing's policies, of
  * compile and of early stopping as an option have none here. */
 #include "tests/nn/recompute_rows.h"
 
