@@ -32,6 +32,15 @@ EVERY(kn_scaled_dot_product_attention,
       "1 2 3 2; 1 1 4 2; 1 1 4 2; 3 4 | 1 2 4 2; 1 1 3 2; 1 1 3 2; 4 3",
       kn_scaled_dot_product_attention(x, y, z, .causal = true, .align = KN_CAUSAL_FIRST,
                                       .mask = w));
+EVERY(kn_scaled_dot_product_attention,
+      "2 4 5 4; 2 2 7 4; 2 2 7 4; 2 4 5 7 | 2 4 5 4; 2 2 7 4; 2 2 7 4; 2 1 5 7",
+      kn_scaled_dot_product_attention(x, y, z, .causal = true, .align = KN_CAUSAL_LAST, .window = 3,
+                                      .mask = w, .dropout = 0.2));
+EVERY(kn_scaled_dot_product_attention,
+      "2 2 3 4; 2 2 5 4; 2 2 5 4; 2 1 5 | 2 2 3 4; 2 2 5 4; 2 2 5 4; 3 5",
+      kn_scaled_dot_product_attention(x, y, z,
+                                      .mask = kn_masked_fill(w, kn_gt_scalar(kn_detach(w), 0.5),
+                                                             -INFINITY)));
 EVERY(kn_scaled_dot_product_attention, "2 2 3 4; 2 2 5 4; 2 2 5 4 | 0 2 3 4; 0 2 3 4; 0 2 3 4",
       kn_scaled_dot_product_attention(x, y, z));
 EVERY(kn_scaled_dot_product_attention, "1 4 5 3s; 1 2 5 3; 1 2 5 3 | 1 3 4 2t; 1 1 4 2t; 1 1 4 2",

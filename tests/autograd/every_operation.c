@@ -103,9 +103,17 @@ EVERY(kn_sum, "2 3 2s", kn_sum(x, DIMS(0, -1), true));
 EVERY(kn_mean, "2 3 5", kn_mean(x, 0, NULL, true));
 EVERY(kn_mean, "2 1 5t | 0 4", kn_mean(x, DIMS(-1), false));
 EVERY(kn_mean, "2 3 2", kn_mean(x, DIMS(-1, 0), true));
-EVERY(kn_logsumexp, "2 3 2", kn_logsumexp(x, DIMS(-1, 0), true));
-EVERY(kn_prod, "2 3 2", kn_prod(x, DIMS(-1, 0), true));
-EVERY(kn_norm, "2 3 2", kn_norm(x, 3, DIMS(0, 2), false));
+EVERY(kn_logsumexp, "2 3 2 | 3 2 5t | 0 3 2", kn_logsumexp(x, DIMS(-1, 1), false));
+EVERY(kn_logsumexp, "2 3 2 | 3 5s", kn_logsumexp(x, DIMS(-1, 0), true));
+EVERY(kn_prod, "2 3 2 | 3 5t", kn_prod(x, DIMS(-1, 0), true));
+EVERY(kn_prod, "7 | 2 3 2 3", kn_prod(x, DIMS(0), false));
+EVERY(kn_norm, "2 3 2 | 3 2 5t", kn_norm(x, 3, DIMS(0, 2), false));
+EVERY(kn_norm, "2 3 2 | 3 2 5t | 0 3 2", kn_norm(x, 2, DIMS(1, 2), false));
+EVERY(kn_norm, "2 3 | 3 5s", kn_norm(x, 1, DIMS(0), true));
+EVERY(kn_norm, "2 3 | 3 5s", kn_norm(x, INFINITY, DIMS(1), false));
+EVERY(kn_norm, "2 3 | 3 5t", kn_norm(x, -INFINITY, 0, NULL, false));
+EVERY(kn_norm, "+2 3 | +3 5s", kn_norm(x, 0.5, DIMS(1), false));
+EVERY(kn_norm, "+2 3 | +3 5t", kn_norm(x, -1, DIMS(-1), false));
 EVERY_FLAT(kn_any, "2 3", kn_any(x, DIMS(1), false));
 EVERY_FLAT(kn_all, "2 3", kn_all(x, DIMS(1), false));
 EVERY(kn_amax, "5 3t | 6", kn_amax(x, DIMS(0), false));
@@ -114,8 +122,12 @@ EVERY(kn_amin, "2 3 4 | 4 1", kn_amin(x, 0, NULL, false));
 EVERY(kn_amin, "2 3 4t", kn_amin(x, DIMS(-1), false));
 EVERY_FLAT(kn_argmax, "2 3", kn_argmax(x, 1));
 EVERY_FLAT(kn_argmin, "2 3", kn_argmin(x, 1));
-EVERY(kn_var, "2 3", kn_var(x, 1, (int64_t[]){ 1 }));
-EVERY(kn_std, "2 3", kn_std(x, 1, (int64_t[]){ 1 }));
+EVERY(kn_var, "2 3 | 3 5t", kn_var(x, 1, (int64_t[]){ 1 }));
+EVERY(kn_var, "2 3 4 | 3 2 5t",
+      kn_var(x, 2, ((int64_t[]){ 0, -1 }), .correction = KN_ZERO, .keep = true));
+EVERY(kn_std, "2 3 | 3 5t", kn_std(x, 1, (int64_t[]){ 1 }));
+EVERY(kn_std, "2 3 4 | 3 2 5t",
+      kn_std(x, 2, ((int64_t[]){ 0, -1 }), .correction = KN_ZERO, .keep = true));
 
 /* ---- indexing and order ---------------------------------------------------------------------- */
 

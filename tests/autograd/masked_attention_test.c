@@ -1,6 +1,5 @@
 /* tests/autograd/masked_attention_test.c: masks and windows of attention against a composition of
- * products and softmax, gradients of masks against differences; caches of keys and values. */
-#include "autograd/gradcheck.h"
+ * products and softmax (gradients: every_functional.c); caches of keys and values. */
 #include "autograd/ops.h"
 #include "tests/owned.h"
 #include <math.h>
@@ -129,49 +128,6 @@ KN_TEST(masked_attention, causal_from_the_first)
                                                                      .mask = masked ? some : NULL)),
                        composed(q, k, v, bias_of(seen)), 0);
         }
-    }
-}
-
-/* ---- gradients ------------------------------------------------------------------------------- */
-
-typedef struct hiding {
-    kn_tensor *seen; /* bool, or NULL */
-    int64_t window;
-    double dropout;
-} hiding;
-
-static kn_values attend(kn_values in, void *arg)
-{
-    const hiding *how = arg;
-    kn_tensor *mask = in.n > 3 ? in.v[3] : how->seen;
-    if (in.n > 3 && how->seen) /* some scores of the added mask are -infinity */
-        mask = kn_where(how->seen, mask, kn_full(KN_F64, KN_CPU, -INFINITY, 0, NULL));
-    return KN_VALUES(kn_scaled_dot_product_attention(
-        in.v[0], in.v[1], in.v[2], .mask = mask, .causal = how->window > 0, .window = how->window,
-        .align = KN_CAUSAL_LAST, .dropout = how->dropout));
-}
-
-KN_TEST(masked_attention, gradients)
-{
-    kn_tensor *q = kn_require_grad(random_of(KN_F64, 8, H, T), true);
-    kn_tensor *k = kn_require_grad(random_of(KN_F64, 9, G, S), true);
-    kn_tensor *v = kn_require_grad(random_of(KN_F64, 10, G, S), true);
-    kn_tensor *seen = bool_mask(KN_SHAPE(T, S), 3, true);
-    static const struct {
-        int ndim;
-        int64_t shape[4], window;
-        double dropout;
-        bool hides;
-    } cases[] = { { 2, { T, S }, 0, 0, true },
-                  { 4, { B, H, T, S }, 3, 0.2, true },
-                  { 3, { H, 1, S }, 0, 0, false },
-                  { 4, { B, 1, T, S }, 4, 0, false } };
-    for (int i = 0; i < 4; i++) {
-        hiding how = { cases[i].hides ? seen : NULL, cases[i].window, cases[i].dropout };
-        kn_tensor *m = kn_require_grad(
-            kn_randn(KN_F64, KN_CPU, 3, (uint64_t)i, cases[i].ndim, cases[i].shape), true);
-        KN_CHECK(kn_gradcheck(attend, KN_VALUES(q, k, v, m), .arg = &how, .one_in = 4), "%d", i);
-        KN_CHECK(kn_gradcheck(attend, KN_VALUES(q, k, v), .arg = &how, .one_in = 4), "%d", i);
     }
 }
 
