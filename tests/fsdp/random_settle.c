@@ -1,4 +1,5 @@
 /* tests/fsdp/random_settle.c: resolves conflicts between the values of a random program. */
+#include "kernels/kernels_internal.h"
 #include "tests/fsdp/random.h"
 
 static bool is_container(int kind)
@@ -305,6 +306,8 @@ static void settle_precision(random_program *p)
         ignored |= p->node[i].ignored;
     if (!ignored)
         o[O_IGNORED_AS] = IGNORED_AS_NAMES;
+    if (ignored && kn_default_device == KN_CUDA) /* they would lie elsewhere than the others */
+        o[O_OFFLOAD] = 0;
 }
 
 /* Over ranks with the same 2^k samples, batch norm gives the bits of one rank that has them. */

@@ -39,9 +39,6 @@ static const char *const cannot[][2] = {
     { "tensor_collectives.a_rank_that_goes_wrong", "labels of a GPU's calls name no shapes" },
     { "table_ranks.among_simulated", "simulated ranks move bytes of the host" },
     { "acts.programs", "with offload an ignored parameter lies elsewhere than the others" },
-    { "random.programs_4", "with offload an ignored parameter lies elsewhere than the others" },
-    { "random.programs_2",
-      "with offload an ignored parameter that is frozen lies elsewhere than the others" },
 };
 
 const char *kn_test_cannot(const char *name)
