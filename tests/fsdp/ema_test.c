@@ -258,7 +258,8 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
     }
     KN_CHECK(kn_ema_swapped(e));
     const int64_t took = kn_ledger_read().peak_total - live;
-    KN_CHECK(took == KN_ALIGNED(largest * (int64_t)sizeof *a), "it took %lld bytes", (long long)took);
+    KN_CHECK(took == KN_ALIGNED(largest * (int64_t)sizeof *a), "it took %lld bytes",
+             (long long)took);
     for (int i = 0; i < n; i++)
         KN_CHECK(!p[i].trainable ||
                  (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));
