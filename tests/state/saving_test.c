@@ -171,6 +171,7 @@ static int in_the_background(kn_comm *world, void *arg)
     kn_checkpoint_free(c);
     kn_state_free(then), kn_state_free(then_o), kn_state_free(now), kn_state_free(now_o);
     kn_run_folder_release(f);
+    EXPECT(has_its_timeout(world));
     kn_optim_free(o), kn_optim_free(p);
     kn_module_free(&m), kn_module_free(&again);
     return 0;
