@@ -236,7 +236,7 @@ class Work:
     def make(self, groups):
         targets = {f'tests/test_{g.split()[0]}' for g in groups}
         if 'tests/test_comm' in targets:
-            targets.add('tests/rank_program')    # which its cases start
+            targets.add('tests/comm/rank_program')    # which its cases start
         return run(['ninja', '-C', self.build, f'-j{self.jobs}'] + sorted(targets), 1800, self.log) == 0
 
     def objects(self):
