@@ -36,7 +36,8 @@ static inline bool has_its_timeout(kn_comm *w)
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
     kn_comm_set_timeout(w, 1000);
-    bool ok = kn_barrier(w, s, "done") && kn_comm_get_timeout(w) == 1000 && kn_barrier(w, s, "seen");
+    bool ok =
+        kn_barrier(w, s, "done") && kn_comm_get_timeout(w) == 1000 && kn_barrier(w, s, "seen");
     kn_comm_suspend_timeout(w);
     ok = isinf(kn_comm_get_timeout(w)) && ok;
     kn_comm_resume_timeout(w);
