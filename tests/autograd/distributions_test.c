@@ -82,6 +82,7 @@ KN_TEST(distributions, infinite_logits)
     kn_tensor *q = kn_zeros(KN_F64, KN_CPU, KN_SHAPE(3));
     kn_tensor *h = kn_categorical_entropy(p), *kl = kn_categorical_kl(p, q);
     KN_CHECK(fabs(kn_item(h) - log(2)) < 1e-15 && fabs(kn_item(kl) - log(1.5)) < 1e-15);
+    KN_CHECK(kn_ndim(h) == 0 && kn_ndim(kl) == 0, "the categories' dim stays");
     KN_CHECK(kn_item(kn_categorical_kl(q, p)) == INFINITY);
     kn_tensor *narrow = kn_categorical_entropy(kn_cast(q, KN_BF16));
     KN_CHECK(kn_dtype_of(narrow) == KN_BF16 && kn_item(narrow) == 1.1015625); /* log 3 */

@@ -1,6 +1,7 @@
 /* tests/comm/rank_program.c: a program of several ranks, for supervisor_test.c. Its first argument
  * selects the ranks' behaviour:    ok            gather once, print "rank R of N", end well   args
- * print the remaining arguments   machine       print the number of ranks on a machine   kill R
+ * print the remaining arguments   environment   print the variables that they name   machine
+ * print the number of ranks on a machine   kill R
  * rank R kills itself while the others wait in a collective   exit R S      rank R exits with
  * status S and prints nothing   fail R        rank R gets an error while the others wait   halt R
  * the same, and R stops   deaf R
@@ -209,6 +210,9 @@ int main(int argc, char **argv)
         if (me == 0)
             for (int i = 1; i < argc; i++)
                 printf("[%s]", argv[i]);
+    } else if (strcmp(what, "environment") == 0) {
+        for (int i = 2; me == 0 && i < argc; i++)
+            printf("[%s]", getenv(argv[i]) ? getenv(argv[i]) : "");
     } else if (strcmp(what, "machine") == 0) {
         int ranks = kn_comm_ranks_a_machine(w);
         if (ranks > 0)

@@ -31,6 +31,24 @@ KN_TEST(supervisor, removes_its_options)
              r.text, r.errors);
 }
 
+/* Where ranks have more threads than cores, those of OpenMP sleep while they wait. */
+KN_TEST(supervisor, says_how_openmp_waits)
+{
+    const int threads[] = { 1, 1 + kn_local_share_cores(1, 0).threads };
+    for (int i = 0; i < 2; i++) {
+        char line[128], want[32];
+        snprintf(line, sizeof line,
+                 "OMP_WAIT_POLICY=active environment OMP_NUM_THREADS OMP_WAIT_POLICY --ranks 2 "
+                 "--threads %d",
+                 threads[i]);
+        snprintf(want, sizeof want, "[%d][%s]", threads[i],
+                 kn_local_share_cores(2, threads[i]).enough ? "active" : "passive");
+        result r = run(line);
+        KN_CHECK(r.status == 0 && strcmp(r.text, want) == 0, "%s, not %s %s", r.text, want,
+                 r.errors);
+    }
+}
+
 /* A program that a rank of another job starts inherits what was said of that rank. */
 KN_TEST(supervisor, a_job_inside_a_job_counts_its_own_ranks)
 {

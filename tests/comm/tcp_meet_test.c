@@ -203,6 +203,10 @@ KN_TEST(tcp_meet, files_of_others_stay)
         fails_at(1, 2, place, "", "is no meeting file of this user"); /* it reads the file there */
         KN_CHECK((what == 4 ? rmdir(path) : unlink(path)) == 0);
     }
+    char more[5000] = "knap t3\n"; /* than a meeting file can be */
+    memset(more + 8, 'k', sizeof more - 9);
+    put_text(path, more);
+    fails_at(1, 2, place, "", "is no meeting file of this user");
     unlink(path);
     unlink(target);
 }

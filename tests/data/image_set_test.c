@@ -139,6 +139,26 @@ KN_TEST(image_set, shapes)
     KN_CHECK(kn_image_set_label(train, 17) == kn_image_set_label(train, 27));
 }
 
+/* A disc stands near the middle, in another colour than the background, which the corner shows. */
+KN_TEST(image_set, shapes_have_figures)
+{
+    enum { DISCS = 40 };
+    OWNED_SET kn_image_set *train = kn_image_set_open("shapes", "train");
+    int seen = 0;
+    for (int64_t i = 0; i < DISCS; i++) {
+        IN_SCOPE;
+        const uint8_t *p = kn_data(kn_image_set_image(train, 10 * i));
+        int most = 0;
+        for (const uint8_t *c = p; c < p + 3072; c += 1024) {
+            const uint8_t *m = c + 15 * 32 + 15;
+            const int apart = m[0] + m[1] + m[32] + m[33] - c[0] - c[1] - c[32] - c[33];
+            most = abs(apart) > most ? abs(apart) : most;
+        }
+        seen += most > 4 * 45;
+    }
+    KN_CHECK(seen > DISCS * 3 / 4, "%d of %d", seen, DISCS);
+}
+
 /* The class whose mean image is the nearest is seldom the right one: kinds of figures must be seen.
  */
 KN_TEST(image_set, shapes_are_no_averages)

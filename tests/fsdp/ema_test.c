@@ -228,7 +228,8 @@ KN_TEST(ema, frozen_parameters_stay)
     KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
 }
 
-/* Without memory nothing is exchanged: each of the allocations fails in turn. */
+/* Without memory nothing is exchanged: each of the allocations fails in turn. It takes as much as
+ * the largest parameter. */
 KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
 {
     OWNED_MODULE net m = { 0 }, ref = { 0 };
@@ -238,8 +239,13 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
     OWNED_EMA kn_ema *e = kn_ema_new(&m);
     int n = kn_params(&m, &p);
     kn_params(&ref, &q);
-    for (int i = 0; i < n; i++)
+    int64_t largest = 0;
+    for (int i = 0; i < n; i++) {
         KN_CHECK(!p[i].trainable || kn_fill_(kn_ema_value(e, i), 5));
+        largest = p[i].trainable && p[i].numel > largest ? p[i].numel : largest;
+    }
+    kn_ledger_reset_peaks();
+    const int64_t live = kn_ledger_read().live_total;
     for (int64_t fail = 1;; fail++) {
         if (WITH_FAILING(fail, kn_ema_swap(e)))
             break;
@@ -251,6 +257,9 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
         }
     }
     KN_CHECK(kn_ema_swapped(e));
+    const int64_t took = kn_ledger_read().peak_total - live;
+    KN_CHECK(took == KN_ALIGNED(largest * (int64_t)sizeof *a), "it took %lld bytes",
+             (long long)took);
     for (int i = 0; i < n; i++)
         KN_CHECK(!p[i].trainable ||
                  (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));

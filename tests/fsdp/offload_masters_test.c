@@ -202,3 +202,44 @@ KN_TEST(offload_masters, the_next_forward_sees_every_write)
         munmap(y[1], bytes);
     }
 }
+
+/* ---- the device is behind -------------------------------------------------------------------- */
+
+/* A forward computes with the values of before the writes that follow it. */
+static void write_behind_a_forward(kn_comm *world, void *arg)
+{
+    const writing w = { .device = STAND_IN };
+    OWNED_MODULE kn_linear net = { 0 }, other = { 0 };
+    const float x[IN] = { 1, -2, 3, -4, 5, -6, 7 };
+    float whole[IN * OUT], want[OUT], got[OUT];
+    const kn_param *p;
+    (void)arg;
+    kn_set_threads(1);
+    KN_CHECK(kn_linear_init(&net, NULL, NULL, IN, OUT, .device = KN_META) &&
+             kn_linear_init(&other, NULL, NULL, IN, OUT) && kn_materialize(&other, KN_CPU, 5));
+    KN_CHECK(kn_fsdp_wrap(&net, world, .device = STAND_IN, .offload_dir = "memory",
+                          .reshard_after_forward = KN_RESHARD_ALWAYS) &&
+             kn_params(&net, &p) == 2);
+    kn_state *state = kn_state_dict(&other);
+    for (int way = 0; way < 3; way++) {
+        KN_CHECK(compute(&net, &w, want, false));
+        for (int i = 0; i < IN * OUT; i++)
+            whole[i] = (float)(way + i % IN);
+        IN_SCOPE;
+        kn_tensor *y = kn_call(&net, kn_from(KN_F32, STAND_IN, x, KN_SHAPE(1, IN)));
+        KN_CHECK(way == 0   ? kn_load_state_dict(&net, state)
+                 : way == 1 ? kn_param_write(&net, 0, whole)
+                            : kn_shard_write(&net, 0, p[0].master, whole));
+        KN_CHECK(kn_to_host(y, got, sizeof got) && memcmp(got, want, sizeof got) == 0,
+                 "way %d: %g, not %g", way, (double)got[0], (double)want[0]);
+        KN_CHECK(compute(&net, &w, got, false) && memcmp(got, want, sizeof got) != 0);
+    }
+    kn_state_free(state);
+}
+
+KN_TEST(offload_masters, a_write_waits_for_what_reads)
+{
+    for (int ranks = 1; ranks <= 2 && !THREADS_ONLY; ranks++)
+        KN_CHECK(on_stand_in((stand_in){ .away_us = 10000 }, ranks, write_behind_a_forward, NULL) ==
+                 0);
+}

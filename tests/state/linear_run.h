@@ -11,6 +11,7 @@
 #include "tests/state/forged.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -28,6 +29,19 @@ static inline void end(void)
 {
     kn_module_free(&l);
     remove_temp();
+}
+
+/* What waited for the disk has given w's ranks their timeout back, as often as it took it. */
+static inline bool has_its_timeout(kn_comm *w)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_comm_set_timeout(w, 1000);
+    bool ok =
+        kn_barrier(w, s, "done") && kn_comm_get_timeout(w) == 1000 && kn_barrier(w, s, "seen");
+    kn_comm_suspend_timeout(w);
+    ok = isinf(kn_comm_get_timeout(w)) && ok;
+    kn_comm_resume_timeout(w);
+    return ok;
 }
 
 /* A link is there, whatever it points to. Not by lstat, which a test may let fail. On any

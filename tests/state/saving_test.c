@@ -1,5 +1,6 @@
 /* tests/state/saving_test.c: the checkpoints of a run: which stay, which is best, what is taken
  * where one is damaged, saves in the background. */
+#include "state/saving.h"
 #include "tests/state/linear_run.h"
 #include "tests/state/stored.h"
 
@@ -156,7 +157,9 @@ static int in_the_background(kn_comm *world, void *arg)
             EXPECT(end_of_part(f) == KN_SAVE_WRITTEN);
             EXPECT(kn_barrier(world, kn_compute_stream(KN_CPU), "told"));
             kn_checkpoint_finish(f, true);
-            EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE);
+            while (f->saving && atomic_load(&f->saving->result) == KN_SAVE_RUNNING)
+                usleep(200);
+            EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE && !f->saving, "the save isn't over");
         }
     }
     EXPECT(kn_checkpoint_wait(f) && copies() == 0);
@@ -168,6 +171,7 @@ static int in_the_background(kn_comm *world, void *arg)
     kn_checkpoint_free(c);
     kn_state_free(then), kn_state_free(then_o), kn_state_free(now), kn_state_free(now_o);
     kn_run_folder_release(f);
+    EXPECT(has_its_timeout(world));
     kn_optim_free(o), kn_optim_free(p);
     kn_module_free(&m), kn_module_free(&again);
     return 0;

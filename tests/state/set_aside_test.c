@@ -112,6 +112,7 @@ static int one_rank(kn_comm *world, void *arg)
            (is_there("run/step-00000002.damaged") && is_there("run/step-00000003.damaged")));
     kn_checkpoint_free(c);
     kn_run_folder_release(f);
+    EXPECT(has_its_timeout(world));
     return 0;
 }
 
