@@ -363,7 +363,8 @@ kn_status VEC_FN(vec_attention)(const void *args)
     }
     attn_cut(a, v_max_i64(QB, v_min_i64(KB, KEY_FLOATS / a->width)) / GEMM_NR * GEMM_NR);
     f.copies = x->v.dtype != KN_F32 || a->D != a->width || a->heads * a->T > 2 * QB;
-    const int64_t keys = attn_panels_floats(a), values = f.copies ? attn_floats(a, a->S) * a->width : 0;
+    const int64_t keys = attn_panels_floats(a),
+                  values = f.copies ? attn_floats(a, a->S) * a->width : 0;
     const int64_t all = a->B * a->G;
     const int64_t groups = v_min_i64(all, v_max_i64(1, CHUNK / (keys + values)));
     const int threads = kn_threads_for(a->B * a->H * a->T * v_min_i64(a->S * a->D, 1 << 20) / 8);

@@ -19,10 +19,10 @@ enum {
 /* q[B, H, T, D], k and v[B, G, S, D]; head h uses group h / heads. */
 typedef struct attn {
     int64_t B, H, G, T, S, D, heads;
-    int64_t width;         /* D rounded up to GEMM_NR */
-    int64_t block;         /* keys of a block, a multiple of GEMM_NR */
-    int64_t queries, keys; /* T and S rounded up to QB and GEMM_NR */
-    float scale, kept;     /* kept: the factor of values that survive dropout */
+    int64_t width;          /* D rounded up to GEMM_NR */
+    int64_t block;          /* keys of a block, a multiple of GEMM_NR */
+    int64_t queries, keys;  /* T and S rounded up to QB and GEMM_NR */
+    float scale, kept;      /* kept: the factor of values that survive dropout */
     float q_scale, z_scale; /* of queries as they are loaded, or of their scores */
     bool pairs;             /* a float of a product's operands holds two terms (gemm.h) */
     bool causal, dropout;
@@ -137,16 +137,16 @@ VEC_INLINE void attn_load_as(float *dst, const void *src, float scale, int64_t D
 VEC_INLINE void attn_load_pairs(float *dst, const uint16_t *src, int64_t D, int64_t width)
 {
     enum { STEP = 2 * KN_VW };
-    for (int64_t d = 0; d < width; d += STEP) {
-        uint16_t part[STEP] = { 0 };
-        vu both;
-        if (D - d >= STEP)
-            memcpy(&both, src + d, sizeof both);
-        else
-            for (int64_t i = 0; i < D - d; i++)
-                part[i] = src[d + i];
-        if (D - d < STEP)
-            memcpy(&both, part, sizeof both);
+    int64_t d = 0;
+    vu both;
+    for (; d + STEP <= D; d += STEP) {
+        memcpy(&both, src + d, sizeof both);
+        v_store(dst + d / 2, (vf)(both << 16 | both >> 16));
+    }
+    if (d < width) {
+        uint16_t rest[STEP] = { 0 };
+        memcpy(rest, src + d, (size_t)(D - d) * sizeof *rest);
+        memcpy(&both, rest, sizeof both);
         v_store(dst + d / 2, (vf)(both << 16 | both >> 16));
     }
 }

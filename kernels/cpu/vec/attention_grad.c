@@ -26,14 +26,14 @@ typedef struct backward {
     const attn *a;
     const kn_attention_grad_args *x;
     int64_t b, h, g;
-    float *kt, *vt;       /* panels of k^T and v^T */
-    float *k, *dk, *dv;   /* [keys, width] */
-    float *q, *dout, *dq; /* [queries, width] of head h */
+    float *kt, *vt;              /* panels of k^T and v^T */
+    float *k, *dk, *dv;          /* [keys, width] */
+    float *q, *dout, *dq;        /* [queries, width] of head h */
     float *q_right, *dout_right; /* as right operands: in pairs copies of their own */
-    float *delta, *share; /* [queries]; share: what weights are multiplied by (row_share) */
-    float *rest;          /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
-    int64_t *heavy;       /* [queries]: the key with more than half of a row's weight, or -1 */
-    float *p, *dz;        /* tiles [QB, P] */
+    float *delta, *share;        /* [queries]; share: what weights are multiplied by (row_share) */
+    float *rest;                 /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
+    int64_t *heavy; /* [queries]: the key with more than half of a row's weight, or -1 */
+    float *p, *dz;  /* tiles [QB, P] */
 } backward;
 
 static int64_t backward_floats(const attn *a)
@@ -163,7 +163,7 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t seen, int
     }
     if (v_any(v_gt(top, v_set1(0.5f))))
         note_heavy(w, t, s, n, a->dropout ? factor : p, dz);
-    for (int64_t j = 0; j < end; j += KN_VW)
+    for (int64_t j = 0; j < end && !a->pairs; j += KN_VW)
         rest = rest + v_load(dz + j);
     v_store(sum, v_load(sum) + rest);
     if (w->x->dmask.data && n > 0)
@@ -200,21 +200,35 @@ static float row_share(const backward *w, int64_t t)
     return 1 / sum;
 }
 
-/* The n columns from `begin` on of a panel of queries in p and dz, `rows` of which are there, become
- * pairs of queries in place: a row those of it and of the next one; `along` pairs of dz's keys. */
-static void panel_pairs(float *p, float *dz, float *along, int64_t rows, int64_t begin, int64_t n)
+/* Makes pairs of the panel of queries from t on, whose keys [begin, seen) of a block are computed:
+ * in `along` pairs of dz's keys, [GEMM_MR, SB / 2]; in p and dz of queries, those of rows r and
+ * r + 1 in the place of r. The sum of a row's dz is that of the rounded ones, which are
+ * multiplied. */
+static void panel_pairs(const backward *w, int64_t t, int64_t begin, int64_t seen, float *p,
+                        float *dz, float *along)
 {
-    for (int64_t r = 0; r < GEMM_MR; r++)
-        for (int64_t j = 0; j < SB; j += 2 * KN_VW)
-            v_store(along + r * SB / 2 + j / 2, v_pairs_along(dz + r * P + j));
-    for (int64_t r = 0; r < rows; r += 2) {
-        const bool odd = r + 1 == rows;
-        for (int64_t j = begin; j < n; j += KN_VW)
-            for (int k = 0; k < 2; k++) {
-                float *x = (k ? dz : p) + r * P + j;
-                v_store(x, v_pairs(v_load(x), odd ? v_zero() : v_load(x + P)));
-            }
+    const vf ones = v_pairs(v_set1(1.0f), v_set1(1.0f));
+    const int64_t rows = v_min_i64(GEMM_MR, w->a->T - t);
+    const int64_t first = v_max_i64(0, begin - round_up(GEMM_MR, KN_VW)), end = seen + GEMM_MR;
+    for (int64_t r = 0; r < rows; r++) {
+        float *sum = w->rest + (t + r) * KN_VW;
+        vf rest = v_load(sum);
+        for (int64_t j = begin; j < seen; j += 2 * KN_VW) {
+            for (int64_t k = v_max_i64(j, end); k < j + 2 * KN_VW; k++)
+                dz[r * P + k] = 0;
+            const vf x = v_pairs_along(dz + r * P + j);
+            v_store(along + r * SB / 2 + j / 2, x);
+            rest = v_fma_pairs(x, ones, rest);
+        }
+        v_store(sum, rest);
     }
+    for (int64_t r = 0; r < rows; r += 2)
+        for (int64_t j = first; j < end; j += KN_VW) {
+            float *x = p + r * P + j, *y = dz + r * P + j;
+            const bool last = r + 1 == rows;
+            v_store(x, v_pairs(v_load(x), last ? v_zero() : v_load(x + P)));
+            v_store(y, v_pairs(v_load(y), last ? v_zero() : v_load(y + P)));
+        }
 }
 
 /* Keys [s, s + n) against queries [t, t + QB). */
@@ -223,7 +237,7 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
     const attn *a = w->a;
     const int64_t W = a->width, L = attn_floats(a, W), rows = v_min_i64(QB, a->T - t);
     const int64_t step = a->pairs ? 2 : 1;
-    float along[GEMM_MR * SB / 2];
+    float along[GEMM_MR * SB / 2] = { 0 }; /* pairs of keys of a panel's dz */
     for (int64_t i = 0; i < rows; i += GEMM_MR) {
         const int64_t begin = attn_hidden(a, t + i, s, n) / GEMM_NR * GEMM_NR;
         const int64_t seen = attn_panel_visible(a, t + i, s, n);
@@ -240,10 +254,11 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
             row_grads(w, t + i + r, s + begin, seen - begin, v_min_i64(begin, GEMM_MR),
                       p + r * P + begin, dz + r * P + begin);
         if (a->pairs)
-            panel_pairs(p, dz, along, v_min_i64(GEMM_MR, a->T - t - i), begin ? begin - 16 : 0, seen + GEMM_MR);
+            panel_pairs(w, t + i, begin, seen, p, dz, along);
         for (int64_t d = 0; d < a->width; d += GEMM_NR)
-            attn_tile(a, seen - begin, a->pairs ? along + begin / 2 : dz + begin, a->pairs ? SB / 2 : P, 1,
-                      w->k + attn_floats(a, s + begin) * W + d, W, w->dq + (t + i) * W + d, W, true);
+            attn_tile(a, seen - begin, a->pairs ? along + begin / 2 : dz + begin,
+                      a->pairs ? SB / 2 : P, 1, w->k + attn_floats(a, s + begin) * W + d, W,
+                      w->dq + (t + i) * W + d, W, true);
     }
     for (int64_t c = 0; c < n; c += GEMM_MR) {
         /* the queries that see one of the keys [s + c, s + c + GEMM_MR) */
