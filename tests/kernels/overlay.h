@@ -48,6 +48,7 @@ typedef struct overlay_case {
     int outs;
     kn_array out[CASE_OUTS];
     double rel[CASE_OUTS], abs[CASE_OUTS]; /* both 0: bit for bit */
+    double part[CASE_OUTS];                /* of the largest element (case_sums) */
     char what[400];
 } overlay_case;
 
@@ -103,6 +104,9 @@ double case_get(const kn_array *a, int64_t offset);
  * last place) plus abs (scaled to the dtype's precision). */
 void case_exact(overlay_case *c, const kn_array *a);
 void case_close(overlay_case *c, const kn_array *a, double abs);
+/* case_close of sums in bf16, whose terms a CPU that multiplies pairs rounds to bf16: each by at most
+ * 2^-8, independently of each other, so that the sum moves by less than 2^-8 of the largest one. */
+void case_sums(overlay_case *c, const kn_array *a, double abs);
 /* Declares an array of which any values may be left. */
 void case_scratch(overlay_case *c, const kn_array *a);
 /* The gradient of a's mask, if it is one that is added: zeros that a writes to. */

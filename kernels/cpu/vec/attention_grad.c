@@ -32,6 +32,7 @@ typedef struct backward {
     float *q_right, *dout_right; /* as right operands: in pairs copies of their own */
     float *delta, *share;        /* [queries]; share: what weights are multiplied by (row_share) */
     float *rest;                 /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
+    float *rounded;              /* the same of dz in pairs, rounded as they are multiplied */
     int64_t *heavy; /* [queries]: the key with more than half of a row's weight, or -1 */
     float *p, *dz;  /* tiles [QB, P] */
 } backward;
@@ -39,7 +40,7 @@ typedef struct backward {
 static int64_t backward_floats(const attn *a)
 {
     return 2 * attn_panels_floats(a) + 3 * (a->keys + GEMM_MR + a->queries) * a->width +
-           (2 + KN_VW + 2) * a->queries + 2 * QB * P;
+           (2 + 2 * KN_VW + 2) * a->queries + 2 * QB * P;
 }
 
 static void backward_place(backward *w, float *room)
@@ -56,7 +57,8 @@ static void backward_place(backward *w, float *room)
     w->delta = w->dq + a->queries * a->width;
     w->share = w->delta + a->queries;
     w->rest = w->share + a->queries;
-    w->heavy = (int64_t *)(w->rest + KN_VW * a->queries);
+    w->rounded = w->rest + KN_VW * a->queries;
+    w->heavy = (int64_t *)(w->rounded + KN_VW * a->queries);
     w->q_right = a->pairs ? w->q + a->queries * a->width / 2 : w->q;
     w->dout_right = a->pairs ? w->dout + a->queries * a->width / 2 : w->dout;
     w->p = (float *)(w->heavy + a->queries);
@@ -108,6 +110,7 @@ static void head_begin(backward *w)
     for (int64_t t = 0; t < a->T; t++) {
         w->heavy[t] = -1;
         v_store(w->rest + t * KN_VW, v_zero());
+        v_store(w->rounded + t * KN_VW, v_zero());
     }
 }
 
@@ -163,7 +166,7 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t seen, int
     }
     if (v_any(v_gt(top, v_set1(0.5f))))
         note_heavy(w, t, s, n, a->dropout ? factor : p, dz);
-    for (int64_t j = 0; j < end && !a->pairs; j += KN_VW)
+    for (int64_t j = 0; j < end; j += KN_VW)
         rest = rest + v_load(dz + j);
     v_store(sum, v_load(sum) + rest);
     if (w->x->dmask.data && n > 0)
@@ -202,8 +205,7 @@ static float row_share(const backward *w, int64_t t)
 
 /* Makes pairs of the panel of queries from t on, whose keys [begin, seen) of a block are computed:
  * in `along` pairs of dz's keys, [GEMM_MR, SB / 2]; in p and dz of queries, those of rows r and
- * r + 1 in the place of r. The sum of a row's dz is that of the rounded ones, which are
- * multiplied. */
+ * r + 1 in the place of r. */
 static void panel_pairs(const backward *w, int64_t t, int64_t begin, int64_t seen, float *p,
                         float *dz, float *along)
 {
@@ -211,7 +213,7 @@ static void panel_pairs(const backward *w, int64_t t, int64_t begin, int64_t see
     const int64_t rows = v_min_i64(GEMM_MR, w->a->T - t);
     const int64_t first = v_max_i64(0, begin - round_up(GEMM_MR, KN_VW)), end = seen + GEMM_MR;
     for (int64_t r = 0; r < rows; r++) {
-        float *sum = w->rest + (t + r) * KN_VW;
+        float *sum = w->rounded + (t + r) * KN_VW;
         vf rest = v_load(sum);
         for (int64_t j = begin; j < seen; j += 2 * KN_VW) {
             for (int64_t k = v_max_i64(j, end); k < j + 2 * KN_VW; k++)
@@ -290,13 +292,14 @@ static void head_heavy(const backward *w)
         const int64_t s = w->heavy[t];
         if (s < 0)
             continue;
-        const vf dz = v_set1(-v_hsum(v_load(w->rest + t * KN_VW)));
+        const vf exact = v_set1(-v_hsum(v_load(w->rest + t * KN_VW)));
+        const vf dz = a->pairs ? v_set1(-v_hsum(v_load(w->rounded + t * KN_VW))) : exact;
         VEC_BY_DTYPE(w->x->k.dtype, add_row, w->dq + t * a->width,
                      attn_row(&w->x->k, w->b, w->g, s), 1.0f, dz, a->D);
         VEC_BY_DTYPE(w->x->q.dtype, add_row, w->dk + s * a->width,
                      attn_row(&w->x->q, w->b, w->h, t), a->q_scale, dz, a->D);
         if (w->x->dmask.data)
-            put_dmask(w, t, s, (const float *)&dz, 1);
+            put_dmask(w, t, s, (const float *)&exact, 1);
     }
 }
 
