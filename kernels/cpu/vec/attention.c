@@ -19,7 +19,7 @@ typedef struct forward {
     attn a;
     const kn_attention_args *x;
     int64_t first, groups;  /* (b, g) as b G + g */
-    float *panels, *values; /* values: of a group [width / GEMM_NR, S, GEMM_NR], or S / 2 pairs */
+    float *panels, *values; /* values: of a group [width / GEMM_NR, S or S / 2 pairs, GEMM_NR] */
     bool copies;            /* values are in `values`; else they are read where they lie */
 } forward;
 

@@ -1,7 +1,8 @@
 /* kernels/cpu/vec/attention.h (private): shared by forward and backward of attention. Both walk
  * tiles of QB queries by a block of keys (Dao and others, arXiv:2205.14135); the products inside a
  * tile are gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by
- * zeros. */
+ * zeros; of bf16, where the CPU multiplies pairs, on pairs of terms (gemm.h), so that weights and
+ * the gradients of scores are rounded to bf16, as in PyTorch, but scores and sums are not. */
 #ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
 #define KNAP_KERNELS_CPU_VEC_ATTENTION_H
 

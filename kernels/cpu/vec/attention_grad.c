@@ -8,6 +8,8 @@
  * numbers, whose errors small norms of q and k would magnify: its dz is minus the sum of the
  * others', for a row of dz has the sum 0.
  *
+ * Pairs of bf16 (attention.h) round P and dz before they are multiplied; dz stays f32 until then.
+ *
  * One thread does a group of heads (b, g) with its keys and values from first to last, so no sum
  * has two writers and its order is that of the shape: heads, blocks of keys, blocks of queries. */
 #include "kernels/cpu/vec/attention.h"
@@ -66,8 +68,8 @@ static void backward_place(backward *w, float *room)
 }
 
 /* delta of all rows from those of o, `step` floats from each other: each one chain of v_fma (or
- * v_fma_pairs) in ascending d, as dP is, so that dP - delta is 0 where all values that a query sees are the
- * same. */
+ * v_fma_pairs) in ascending d, as dP is, so that dP - delta is 0 where all values that a query sees
+ * are the same. */
 static void head_delta(const backward *w, const float *o, int64_t step)
 {
     const attn *a = w->a;
