@@ -212,7 +212,7 @@ static kn_attention_args attention_case(overlay_case *c, int i)
 OVERLAY(overlay_rows, attention, ATTENTION, 0, overlay_cases(160))
 {
     kn_attention_args args = attention_case(c, i);
-    case_close(c, &args.o, 1e-5);
+    case_sums(c, &args.o, 1e-5);
     case_close(c, &args.lse, 1e-5);
     case_run(c, &args);
 }
@@ -231,9 +231,9 @@ OVERLAY(overlay_rows, attention_grad, ATTENTION_GRAD, 0, overlay_cases(160))
     /* o as stored carries its rounding into delta = dout . o: in bf16 by 2^-9 of it */
     double scale = f.q.dtype == KN_BF16 ? 1e-3 : 5e-5;
     double rows = (double)(f.q.shape[1] * f.q.shape[2]); /* that dk and dv add at most */
-    case_close(c, &a.dq, scale);
-    case_close(c, &a.dk, scale + 1e-6 * rows);
-    case_close(c, &a.dv, scale + 1e-6 * rows);
+    case_sums(c, &a.dq, scale);
+    case_sums(c, &a.dk, scale + 1e-6 * rows);
+    case_sums(c, &a.dv, scale + 1e-6 * rows);
     case_dmask(c, &a, scale);
     case_run(c, &a);
 }
@@ -278,9 +278,9 @@ OVERLAY(overlay_rows, attention_grad_into_parts, ATTENTION_GRAD, 9000, 16)
     a.dk = heads_of(&dx, H, G, D);
     a.dv = heads_of(&dx, H + G, G, D);
     const double scale = t == KN_BF16 ? 4e-3 : t == KN_F16 ? 5e-4 : 1e-4;
-    case_close(c, &a.dq, scale);
-    case_close(c, &a.dk, 2 * scale);
-    case_close(c, &a.dv, scale);
+    case_sums(c, &a.dq, scale);
+    case_sums(c, &a.dk, 2 * scale);
+    case_sums(c, &a.dv, scale);
     case_run(c, &a);
 }
 

@@ -19,14 +19,14 @@ typedef struct forward {
     attn a;
     const kn_attention_args *x;
     int64_t first, groups;  /* (b, g) as b G + g */
-    float *panels, *values; /* values: of a group [width / GEMM_NR, S, GEMM_NR] */
+    float *panels, *values; /* values: of a group [width / GEMM_NR, S or S / 2 pairs, GEMM_NR] */
     bool copies;            /* values are in `values`; else they are read where they lie */
 } forward;
 
 /* One thread's block of queries. */
 typedef struct block {
     int64_t b, h, t; /* first query */
-    float *q;        /* [QB, width], scaled */
+    float *q;        /* [QB, width] */
     float *p;        /* [GEMM_MR, KB]: a panel's scores, then probabilities */
     float *o;        /* [QB, width] */
     float m[QB], l[QB];
@@ -44,18 +44,24 @@ static void forward_pack(const forward *f, int64_t i)
     const int64_t b = (f->first + i) / a->G, g = (f->first + i) % a->G;
     const kn_array *v = &f->x->v;
     const void *from = attn_row(v, b, g, 0);
-    float *values = f->values + i * a->S * a->width;
+    const int64_t floats = attn_floats(a, a->S);
     attn_panels(a, f->panels + i * attn_panels_floats(a), &f->x->k, b, g);
-    for (int64_t d = 0; f->copies && d < a->D; d += GEMM_NR)
-        gemm_pack_right(values + d * a->S, gemm_at(from, v->dtype, d), v->dtype, 1, v->stride[2],
-                        v_min_i64(GEMM_NR, a->D - d), a->S);
+    for (int64_t d = 0; f->copies && d < a->D; d += GEMM_NR) {
+        const void *src = gemm_at(from, v->dtype, d);
+        const int64_t n = v_min_i64(GEMM_NR, a->D - d);
+        float *to = f->values + i * floats * a->width + d * floats;
+        if (a->pairs)
+            gemm_pack_pairs(to, src, 1, v->stride[2], n, a->S, GEMM_NR);
+        else
+            gemm_pack_right(to, src, v->dtype, 1, v->stride[2], n, a->S);
+    }
 }
 
 static void block_begin(const forward *f, block *c)
 {
     const attn *a = &f->a;
     const int64_t n = v_min_i64(QB, a->T - c->t), rows = round_up(n, GEMM_MR);
-    attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->scale);
+    attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->q_scale);
     for (int64_t i = 0; i < rows; i++) {
         c->m[i] = -INFINITY;
         c->l[i] = 0;
@@ -125,6 +131,8 @@ static void block_rows(const attn *a, block *c, int64_t i, int64_t s, int64_t se
             for (int64_t j = 0; j < visible[r]; j += KN_VW)
                 v_store(p + j, v_load(p + j) * v_load(factor + j));
         }
+        for (int64_t j = 0; a->pairs && j < seen; j += 2 * KN_VW)
+            v_store(c->p + r * KB + j / 2, v_pairs_along(c->p + r * KB + j));
     }
 }
 
@@ -133,18 +141,20 @@ static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const f
                        const float *v, int64_t vs)
 {
     const attn *a = &f->a;
+    const int64_t W = attn_floats(a, a->width);
     for (int64_t i = 0; i < QB && c->t + i < a->T; i += GEMM_MR) {
         const int64_t begin = s + attn_hidden(a, c->t + i, s, n) / GEMM_NR * GEMM_NR;
         const int64_t seen = attn_panel_visible(a, c->t + i, begin, s + n - begin);
         bool *met = c->met + i / GEMM_MR;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
-            gemm_tile(a->D, c->q + i * a->width, a->width, 1, panels + (begin + j) * a->D, GEMM_NR,
-                      c->p + j, KB, false, NULL);
+            attn_tile(a, a->D, c->q + i * W, W, 1, panels + (begin + j) * attn_floats(a, a->D),
+                      GEMM_NR, c->p + j, KB, false);
         if (seen > 0)
             block_rows(a, c, i, begin, seen);
         for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
-            gemm_tile(seen, c->p, KB, 1, v + d * (f->copies ? a->S : 1) + begin * vs, vs,
-                      c->o + i * a->width + d, a->width, *met, NULL);
+            attn_tile(a, seen, c->p, KB, 1,
+                      v + d * (f->copies ? attn_floats(a, a->S) : 1) + attn_floats(a, begin) * vs,
+                      vs, c->o + i * a->width + d, a->width, *met);
         *met |= seen > 0;
     }
 }
@@ -176,7 +186,8 @@ static void forward_item(const forward *f, int64_t item, float *room)
     c.o = c.p + GEMM_MR * KB;
     const float *panels = f->panels + i * attn_panels_floats(a);
     const kn_array *v = &f->x->v;
-    const float *values = f->copies ? f->values + i * a->S * a->width : attn_row(v, c.b, g, 0);
+    const float *values =
+        f->copies ? f->values + i * attn_floats(a, a->S) * a->width : attn_row(v, c.b, g, 0);
     block_begin(f, &c);
     const int64_t first = attn_hidden(a, c.t, 0, a->S) / a->block * a->block;
     const int64_t end = attn_visible(a, v_min_i64(c.t + QB, a->T) - 1, 0, a->S);
@@ -346,11 +357,14 @@ kn_status VEC_FN(vec_attention)(const void *args)
     attn *a = &f.a;
     if (!attn_make(a, &x->q, &x->k, &x->v, &x->o, &x->lse))
         return KN_DECLINED;
-    if (attn_few_takes(a))
+    if (attn_few_takes(a)) {
+        attn_pairs(a, false);
         return attn_few_run(a, x);
+    }
     attn_cut(a, v_max_i64(QB, v_min_i64(KB, KEY_FLOATS / a->width)) / GEMM_NR * GEMM_NR);
     f.copies = x->v.dtype != KN_F32 || a->D != a->width || a->heads * a->T > 2 * QB;
-    const int64_t keys = attn_panels_floats(a), values = f.copies ? a->S * a->width : 0;
+    const int64_t keys = attn_panels_floats(a),
+                  values = f.copies ? attn_floats(a, a->S) * a->width : 0;
     const int64_t all = a->B * a->G;
     const int64_t groups = v_min_i64(all, v_max_i64(1, CHUNK / (keys + values)));
     const int threads = kn_threads_for(a->B * a->H * a->T * v_min_i64(a->S * a->D, 1 << 20) / 8);

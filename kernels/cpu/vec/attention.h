@@ -1,10 +1,12 @@
 /* kernels/cpu/vec/attention.h (private): shared by forward and backward of attention. Both walk
  * tiles of QB queries by a block of keys (Dao and others, arXiv:2205.14135); the products inside a
  * tile are gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by
- * zeros. */
+ * zeros; of bf16, where the CPU multiplies pairs, on pairs of terms (gemm.h), so that weights and
+ * the gradients of scores are rounded to bf16, as in PyTorch, but scores and sums are not. */
 #ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
 #define KNAP_KERNELS_CPU_VEC_ATTENTION_H
 
+#include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/vec/gemm.h"
 #include "kernels/cpu/vec/math.h"
 #include "kernels/philox.h"
@@ -18,10 +20,12 @@ enum {
 /* q[B, H, T, D], k and v[B, G, S, D]; head h uses group h / heads. */
 typedef struct attn {
     int64_t B, H, G, T, S, D, heads;
-    int64_t width;         /* D rounded up to GEMM_NR */
-    int64_t block;         /* keys of a block, a multiple of GEMM_NR */
-    int64_t queries, keys; /* T and S rounded up to QB and GEMM_NR */
-    float scale, kept;     /* kept: the factor of values that survive dropout */
+    int64_t width;          /* D rounded up to GEMM_NR */
+    int64_t block;          /* keys of a block, a multiple of GEMM_NR */
+    int64_t queries, keys;  /* T and S rounded up to QB and GEMM_NR */
+    float scale, kept;      /* kept: the factor of values that survive dropout */
+    float q_scale, z_scale; /* of queries as they are loaded, or of their scores */
+    bool pairs;             /* a float of a product's operands holds two terms (gemm.h) */
     bool causal, dropout;
     int64_t window;       /* 0: none */
     const kn_array *mask; /* [B, H, T, S], or NULL */
@@ -40,6 +44,30 @@ typedef struct attn {
              .kept = (float)kn_dropout_scale((x)->dropout_p),                                      \
              .seed = kn_seed_of((x)->seed, (x)->seed_at),                                          \
              .stream = (x)->stream })
+
+/* In pairs the scale is that of scores, for q isn't rounded again. */
+static inline void attn_pairs(attn *a, bool pairs)
+{
+    a->pairs = pairs;
+    a->q_scale = pairs ? 1 : a->scale;
+    a->z_scale = pairs ? a->scale : 1;
+}
+
+/* The floats of n terms of a product. */
+static inline int64_t attn_floats(const attn *a, int64_t n)
+{
+    return a->pairs ? ceil_div(n, 2) : n;
+}
+
+/* gemm_tile of so many terms, b with rows of bk floats. */
+VEC_INLINE void attn_tile(const attn *a, int64_t terms, const float *left, int64_t li, int64_t lk,
+                          const float *b, int64_t bk, float *c, int64_t ldc, bool add)
+{
+    if (a->pairs)
+        gemm_rows(GEMM_MR, ceil_div(terms, 2), left, li, lk, b, bk, c, ldc, add, NULL, true, NULL);
+    else
+        gemm_rows(GEMM_MR, terms, left, li, lk, b, bk, c, ldc, add, NULL, false, NULL);
+}
 
 /* x has dtype t and is dense in the last dim, or isn't there. */
 static inline bool attn_takes(const kn_array *x, kn_dtype t)
@@ -62,6 +90,7 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
     a->width = round_up(a->D, GEMM_NR);
     a->queries = round_up(a->T, QB);
     a->keys = round_up(a->S, GEMM_NR);
+    attn_pairs(a, t == KN_BF16 && kn_cpu_multiplies_pairs());
     return true;
 }
 
@@ -106,14 +135,46 @@ VEC_INLINE void attn_load_as(float *dst, const void *src, float scale, int64_t D
         v_store(dst + d, d < D ? v_get_n(t, src, d, D - d) * v_set1(scale) : v_zero());
 }
 
-/* dst[rows, width] = scale * x[b, h, t .. t + n), rows past n zero. */
+VEC_INLINE void attn_load_pairs(float *dst, const uint16_t *src, int64_t D, int64_t width)
+{
+    enum { STEP = 2 * KN_VW };
+    int64_t d = 0;
+    vu both;
+    for (; d + STEP <= D; d += STEP) {
+        memcpy(&both, src + d, sizeof both);
+        v_store(dst + d / 2, (vf)(both << 16 | both >> 16));
+    }
+    if (d < width) {
+        uint16_t rest[STEP] = { 0 };
+        memcpy(rest, src + d, (size_t)(D - d) * sizeof *rest);
+        memcpy(&both, rest, sizeof both);
+        v_store(dst + d / 2, (vf)(both << 16 | both >> 16));
+    }
+}
+
+/* dst[rows, width] = scale * x[b, h, t .. t + n), rows past n zero: as left operand, whose terms
+ * are the rows' elements. In pairs the scale is 1. */
 static inline void attn_load(const attn *a, float *dst, int64_t rows, const kn_array *x, int64_t b,
                              int64_t h, int64_t t, int64_t n, float scale)
 {
+    const int64_t W = attn_floats(a, a->width);
     for (int64_t i = 0; i < n; i++)
-        VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * a->width, attn_row(x, b, h, t + i), scale,
-                     a->D, a->width);
-    memset(dst + n * a->width, 0, (size_t)((rows - n) * a->width) * sizeof *dst);
+        if (a->pairs)
+            attn_load_pairs(dst + i * W, attn_row(x, b, h, t + i), a->D, a->width);
+        else
+            VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * W, attn_row(x, b, h, t + i), scale, a->D,
+                         W);
+    memset(dst + n * W, 0, (size_t)((rows - n) * W) * sizeof *dst);
+}
+
+/* dst[n, width] = x[b, h, 0 .. n) as right operand, whose terms are the rows. */
+static inline void attn_load_right(const attn *a, float *dst, const kn_array *x, int64_t b,
+                                   int64_t h, int64_t n)
+{
+    if (a->pairs)
+        gemm_pack_pairs(dst, attn_row(x, b, h, 0), 1, x->stride[2], a->D, n, (int)a->width);
+    else
+        attn_load(a, dst, n, x, b, h, 0, n, 1.0f);
 }
 
 VEC_INLINE void attn_store_as(void *dst, const float *src, float scale, int64_t D, kn_dtype t)
@@ -139,13 +200,15 @@ VEC_INLINE void attn_bias_as(float *m, const void *x, int64_t stride, int64_t n,
             m[j] = v_get_n(t, gemm_at(x, t, j * stride), 0, 1)[0];
 }
 
-/* Adds the mask to the n scores p of row (b, h, t) and keys from s on; hides those before its
- * window. */
+/* Scales the n scores p of row (b, h, t) and keys from s on, if q wasn't, and adds the mask; hides
+ * those before its window. */
 static inline void attn_scores(const attn *a, float *p, int64_t b, int64_t h, int64_t t, int64_t s,
                                int64_t n)
 {
     const int64_t hidden = attn_hidden(a, t, s, n);
     const kn_array *x = a->mask;
+    for (int64_t j = 0; a->pairs && j < n; j += KN_VW)
+        v_store(p + j, v_load(p + j) * v_set1(a->z_scale));
     for (int64_t j = 0; j < hidden; j++)
         p[j] = -INFINITY;
     if (!x)
@@ -175,7 +238,7 @@ VEC_INLINE vf attn_exp(vf x)
 /* The floats of a head's keys as right operand of q k^T. */
 static inline int64_t attn_panels_floats(const attn *a)
 {
-    return a->keys * a->D;
+    return a->keys * attn_floats(a, a->D);
 }
 
 /* dst[D, GEMM_NR] = the transpose of n rows of bf16 or f16 from src on. */
@@ -193,15 +256,19 @@ VEC_INLINE void attn_panel_as(float *dst, const kn_array *x, const char *src, in
 }
 
 /* dst = the panels of x[b, g]^T: panel j holds [D, GEMM_NR] of keys j GEMM_NR and on. bf16 and f16
- * are widened before they are turned. */
+ * are widened before they are turned, if not in pairs. */
 static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int64_t b, int64_t g)
 {
     for (int64_t s = 0; s < a->S; s += GEMM_NR) {
-        const int64_t n = v_min_i64(GEMM_NR, a->S - s);
-        if (x->dtype == KN_F32)
-            gemm_pack_right(dst + s * a->D, attn_row(x, b, g, s), KN_F32, x->stride[2], 1, n, a->D);
+        const int64_t n = v_min_i64(GEMM_NR, a->S - s), D = a->D;
+        const void *src = attn_row(x, b, g, s);
+        float *to = dst + s * attn_floats(a, D);
+        if (a->pairs)
+            gemm_pack_pairs(to, src, x->stride[2], 1, n, D, GEMM_NR);
+        else if (x->dtype == KN_F32)
+            gemm_pack_right(to, src, KN_F32, x->stride[2], 1, n, D);
         else
-            VEC_BY_DTYPE(x->dtype, attn_panel_as, dst + s * a->D, x, attn_row(x, b, g, s), n, a->D);
+            VEC_BY_DTYPE(x->dtype, attn_panel_as, to, x, src, n, D);
     }
 }
 

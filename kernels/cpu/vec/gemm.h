@@ -130,13 +130,13 @@ VEC_INLINE void gemm_pack_pairs(float *dst, const uint16_t *src, int64_t si, int
                                 int64_t kc, int width)
 {
     int64_t k = 0;
-    if (n == width && si == 1) {
+    if (si == 1) {
         for (; k + 2 <= kc; k += 2, dst += width)
             for (int i = 0; i < width; i += KN_VW) {
-                const int64_t many = v_min_i64(KN_VW, width - i);
+                const int64_t many = v_max_i64(0, v_min_i64(KN_VW, n - i));
                 const vf first = v_get_n(KN_BF16, src + k * sk, i, many);
                 const vf second = v_get_n(KN_BF16, src + (k + 1) * sk, i, many);
-                v_put_n(KN_F32, dst, i, (vf)((vu)first | (vu)second >> 16), many);
+                v_put_n(KN_F32, dst, i, (vf)((vu)first | (vu)second >> 16), width - i);
             }
     } else if (n == width && sk == 1) {
         for (; k + 2 * LINE <= kc; k += 2 * LINE, dst += LINE * width)
