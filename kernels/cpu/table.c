@@ -113,6 +113,11 @@ bool kn_cpu_multiplies_pairs(void)
     return pairs;
 }
 
+static kn_products cpu_f32_products(void)
+{
+    return kn_cpu_multiplies_pairs() ? KN_PRODUCTS_BF16 : KN_PRODUCTS_EXACT;
+}
+
 const char *kn_cpu_libraries(void)
 {
 #ifdef KN_HAVE_ONEDNN
@@ -182,6 +187,7 @@ const kn_device_table kn_cpu_table = {
     .event_sync = kn_cpu_event_sync,
     .event_done = kn_cpu_event_done,
     .providers = cpu_providers,
+    .f32_products = cpu_f32_products,
 #ifdef KN_HAVE_ONEDNN
     .first = cpu_first,
 #endif

@@ -54,12 +54,12 @@ done
 wide=("${tiny[@]/%32/64}" --steps 6)
 run env KNAP_TUNE=1 KNAP_TUNED="$TMP/tuned" "${wide[@]}"
 if ! says "libraries          none" >/dev/null; then
-    check "products are timed" says "f32 products       timed when first met, 0 so far: $TMP/tuned"
+    check "products are timed" says "algorithms         timed when first met, 0 so far: $TMP/tuned"
     kinds=$(grep -cE '= (oneDNN|own)$' "$TMP/tuned")
     check "their kinds are kept" test "$kinds" -ge 4
     check "and nothing else" test "$kinds" = "$(grep -c . "$TMP/tuned")"
     run env KNAP_TUNED="$TMP/tuned" "${wide[@]}"
-    check "a later run reads them" says "f32 products       $kinds timed before: $TMP/tuned"
+    check "a later run reads them" says "algorithms         $kinds timed before: $TMP/tuned"
 fi
 
 run "${tiny[@]}" --steps 5 --ranks 2 --summary --check

@@ -420,6 +420,32 @@ VEC_INLINE vh v_to_bf16(vf x)
 #endif
 }
 
+/* a's lanes, then b's, as bf16. The instruction (AVX512_BF16) takes subnormal numbers for 0. */
+VEC_INLINE vf v_round_two(vf a, vf b)
+{
+    vf r;
+#if KN_VW == 16
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(r) : "v"(a), "v"(b));
+#else
+    const vh both[2] = { v_to_bf16(a), v_to_bf16(b) };
+    memcpy(&r, both, sizeof r);
+#endif
+    return r;
+}
+
+/* Lanes of two bf16 for v_fma_pairs: first's, rounded, in the upper halves, second's below. */
+VEC_INLINE vf v_round_pairs(vf first, vf second)
+{
+#if KN_VW == 16
+    const __m512i lower = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i places = _mm512_or_si512(lower, _mm512_slli_epi32(lower, 16));
+    const __m512i both = (__m512i)v_round_two(second, first);
+    return (vf)_mm512_permutexvar_epi16(_mm512_or_si512(places, _mm512_set1_epi32(16 << 16)), both);
+#else
+    return (vf)((vu)v_from_bf16(v_to_bf16(first)) | (vu)v_from_bf16(v_to_bf16(second)) >> 16);
+#endif
+}
+
 VEC_INLINE vf v_from_f16(vh h)
 {
 #if KN_VW == 16

@@ -182,7 +182,8 @@ kn_status VEC_FN(vec_matmul)(const void *args)
         return KN_DONE;
     }
     p->gram = batch_gram(&s);
-    p->pairs = p->t == KN_BF16 && kn_cpu_multiplies_pairs();
+    p->pairs = (p->t == KN_BF16 && kn_cpu_multiplies_pairs()) ||
+               (p->t == KN_F32 && kn_f32_products(KN_CPU) == KN_PRODUCTS_BF16);
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
     return (divided ? batch_divided(&s, threads) : batch_shared(&s, threads)) ? KN_DONE : KN_FAILED;
 }

@@ -81,7 +81,7 @@ static uint32_t notes_to_avoid(kn_dtype t, bool exact_in_tf32)
                      NOTE(WINOGRAD_TILE_13x13);
     if (kn_cuda_is_deterministic())
         avoid |= NOTE(NONDETERMINISTIC);
-    if (t == KN_F32 && !exact_in_tf32 && !kn_cuda_tf32())
+    if (t == KN_F32 && !exact_in_tf32 && !kn_f32_products(KN_CUDA))
         avoid |= NOTE(TENSOR_CORE);
     return avoid;
 }
