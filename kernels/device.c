@@ -110,15 +110,14 @@ static void read_products(void)
         atomic_store(&most, p);
 }
 
-void kn_set_f32_products(kn_products p)
+bool kn_set_f32_products(kn_products p)
 {
     pthread_once(&most_once, read_products);
-    if ((unsigned)p >= PRODUCTS) {
-        kn_fail("kn_set_f32_products: %d is none of KN_PRODUCTS_*", (int)p);
-        return;
-    }
+    if ((unsigned)p >= PRODUCTS)
+        return kn_fail("kn_set_f32_products: %d is none of KN_PRODUCTS_*", (int)p);
     atomic_store(&most, (int)p);
     kn_changed();
+    return true;
 }
 
 kn_products kn_f32_products(kn_device d)

@@ -26,8 +26,9 @@ typedef enum kn_products {
  * u = 2^-8 (bf16) or 2^-11 (TF32) of themselves, an element is off by up to (2 u + u^2) sum |a| |b|
  * beside the rounding of its sum. Of bf16's on a CPU: factors below 2^-126 are taken for 0, those
  * above 3.39e38 for infinity, and products of up to 4 rows, batches of small ones, convolutions,
- * recurrent steps and attention stay exact. All ranks must set the same. */
-KN_API void kn_set_f32_products(kn_products most);
+ * recurrent steps and attention stay exact. All ranks must set the same. false with an error for
+ * another number. */
+KN_API bool kn_set_f32_products(kn_products most);
 /* Those that the device takes by this setting. */
 KN_API kn_products kn_f32_products(kn_device d);
 /* "exact", "tf32", "bf16". */
