@@ -11,14 +11,6 @@ extern "C" {
 
 /* ---- products of f32 ------------------------------------------------------------------------- */
 
-/* The most that a product of f32 rounds its factors, to nearest, ties to even. A float has 23 bits
- * behind the point. */
-typedef enum kn_products {
-    KN_PRODUCTS_EXACT, /* not at all */
-    KN_PRODUCTS_TF32,  /* to 10 bits */
-    KN_PRODUCTS_BF16,  /* to 7 bits */
-} kn_products;
-
 /* Products of f32 may round their factors so far from now on; at start KNAP_F32_PRODUCTS=exact (the
  * default), tf32 or bf16. A device takes the fastest products that it has among those allowed: a
  * GPU those of TF32, its convolutions too; a CPU that multiplies pairs of bf16 (AVX512_BF16) those

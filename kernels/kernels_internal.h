@@ -4,7 +4,6 @@
 #define KNAP_KERNELS_INTERNAL_H
 
 #include "kernels/context.h"
-#include "kernels/device.h"
 #include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 

@@ -14,6 +14,7 @@
 #include "kernels/choices.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/onednn.h"
+#include "kernels/device.h"
 #include "kernels/trace.h"
 
 #include <pthread.h>

@@ -1,6 +1,7 @@
 /* kernels/cpu/table.c: the CPU as a device, and its providers: the vector overlay for the best
  * instruction set that this machine has, then oneDNN, then the plain reference. */
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

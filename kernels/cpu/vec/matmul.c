@@ -7,6 +7,7 @@
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/gemm_few.h"
 #include "kernels/cpu/vec/gemm_small.h"
+#include "kernels/device.h"
 
 /* Products [begin, end) of a batch of small ones (gemm_small.h). */
 static void small_products(const void *ctx, int64_t begin, int64_t end)

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cublaslt/plan.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/device.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -13,6 +13,7 @@
  * their values exactly. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/device.h"
 
 #include <stdlib.h>
 
