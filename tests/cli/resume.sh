@@ -95,7 +95,7 @@ MORE="--init $TMP/weights --summary" resumes "a residual net" 3 "$images" "${pic
     --save-every 1 --keep 3 --dtype bf16 --reduce-dtype bf16 --layout per_param --ranks 2
 check "a residual net: the same export" cmp "$TMP"/{whole,parts}/exported/model.safetensors
 resumes "a vision transformer" 5 "$images" "${pictures[@]}" --model vit_cifar --patch 8 --dropout 0.1 --augment resized \
-    --optimizer adamw --beta1 0.8 --beta2 0.95 --patience 50 --epochs 0.8 --keep-best --async-save --pictures shown
+    --f32-products bf16 --optimizer adamw --beta1 0.8 --beta2 0.95 --patience 50 --epochs 0.8 --keep-best --async-save --pictures shown
 check "a vision transformer: the same curves" cmp "$TMP"/{whole,parts}/shown/curves.svg
 for schedule in one_cycle step constant; do
     resumes "a ResNet-20, $schedule, with its rate left open" 4 "$images" "${pictures[@]}" --schedule $schedule --epochs 0.6
