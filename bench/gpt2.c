@@ -173,12 +173,11 @@ static result measure(const sizes *s, kn_comm *world, bool wrap)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-/* Of products: f32 ones may round their operands to TF32 on a GPU. */
+/* Of products' factors: those of f32 may be rounded. */
 static const char *dtype_name(const sizes *s)
 {
-    const char *tf32 = getenv("KNAP_CUDA_TF32");
-    bool rounds = s->device == KN_CUDA && s->dtype == KN_F32 && tf32 && strcmp(tf32, "1") == 0;
-    return rounds ? "tf32" : kn_dtype_name(s->dtype);
+    const kn_products p = s->dtype == KN_F32 ? kn_f32_products(s->device) : KN_PRODUCTS_EXACT;
+    return p ? kn_products_name(p) : kn_dtype_name(s->dtype);
 }
 
 static void print_speed(const sizes *s, int ranks, const char *what, const result *r)

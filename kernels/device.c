@@ -4,6 +4,8 @@
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ---- devices ----------------------------------------------------------------------------- */
 
@@ -87,6 +89,49 @@ void kn_memory_trim(kn_device d)
     const kn_device_table *t = kn_device_table_of(d);
     if (t)
         t->trim();
+}
+
+/* ---- products of f32 --------------------------------------------------------------------- */
+
+static const char *const products[] = { "exact", "tf32", "bf16" };
+enum { PRODUCTS = sizeof products / sizeof *products };
+static _Atomic int most; /* allowed, a kn_products */
+static pthread_once_t most_once = PTHREAD_ONCE_INIT;
+
+static void read_products(void)
+{
+    const char *text = getenv("KNAP_F32_PRODUCTS");
+    int p = 0;
+    while (p < PRODUCTS && text && *text && strcmp(text, products[p]) != 0)
+        p++;
+    if (p == PRODUCTS)
+        kn_fail("KNAP_F32_PRODUCTS=%s: must be exact, tf32 or bf16", text);
+    else
+        atomic_store(&most, p);
+}
+
+bool kn_set_f32_products(kn_products p)
+{
+    pthread_once(&most_once, read_products);
+    if ((unsigned)p >= PRODUCTS)
+        return kn_fail("kn_set_f32_products: %d is none of KN_PRODUCTS_*", (int)p);
+    atomic_store(&most, (int)p);
+    kn_changed();
+    return true;
+}
+
+kn_products kn_f32_products(kn_device d)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    const kn_products fastest = t && t->f32_products ? t->f32_products() : KN_PRODUCTS_EXACT;
+    pthread_once(&most_once, read_products);
+    const int allowed = atomic_load_explicit(&most, memory_order_relaxed);
+    return (int)fastest <= allowed ? fastest : KN_PRODUCTS_EXACT;
+}
+
+const char *kn_products_name(kn_products p)
+{
+    return (unsigned)p < PRODUCTS ? products[p] : "unknown";
 }
 
 /* ---- streams and events ------------------------------------------------------------------ */

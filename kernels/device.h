@@ -1,5 +1,5 @@
-/* kernels/device.h: functions of single devices: the rates and the clock of meta, the switches of
- * CUDA. */
+/* kernels/device.h: how products of f32 are computed, and functions of single devices: the rates
+ * and the clock of meta, the switches of CUDA. */
 #ifndef KNAP_KERNELS_DEVICE_H
 #define KNAP_KERNELS_DEVICE_H
 
@@ -8,6 +8,23 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- products of f32 ------------------------------------------------------------------------- */
+
+/* Products of f32 may round their factors so far from now on; at start KNAP_F32_PRODUCTS=exact (the
+ * default), tf32 or bf16. A device takes the fastest products that it has among those allowed: a
+ * GPU those of TF32, its convolutions too; a CPU that multiplies pairs of bf16 (AVX512_BF16) those
+ * of bf16; other CPUs exact ones. Sums and results stay f32. With factors rounded by at most
+ * u = 2^-8 (bf16) or 2^-11 (TF32) of themselves, an element is off by up to (2 u + u^2) sum |a| |b|
+ * beside the rounding of its sum. Of bf16's on a CPU: factors below 2^-126 are taken for 0, those
+ * above 3.39e38 for infinity, and products of up to 4 rows, batches of small ones, convolutions,
+ * recurrent steps and attention stay exact. All ranks must set the same. false with an error for
+ * another number. */
+KN_API bool kn_set_f32_products(kn_products most);
+/* Those that the device takes by this setting. */
+KN_API kn_products kn_f32_products(kn_device d);
+/* "exact", "tf32", "bf16". */
+KN_API const char *kn_products_name(kn_products p);
 
 /* ---- meta ------------------------------------------------------------------------------------ */
 
@@ -41,8 +58,6 @@ KN_API const char *kn_cuda_lacks(int i);
  * damaged or can't be written. NULL without a GPU or cuBLASLt. Valid until the thread's next call.
  */
 KN_API const char *kn_cuda_choices(void);
-/* f32 products in TF32 (10 bits of mantissa) from now on; off at start. Also KNAP_CUDA_TF32=1. */
-KN_API void kn_cuda_allow_tf32(bool on);
 /* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1.
  * Everything but cuDNN's backward of attention and some of its gradients of f32 convolutions
  * repeats them anyway. Not to be changed between attention with dropout and its backward. */

@@ -32,6 +32,8 @@ typedef struct kn_device_table {
     /* Optional: the place in providers of the one that is asked first for this call; below 0: they
      * are asked in their order. */
     int (*first)(kn_kernel k, const void *args);
+    /* Optional: its fastest products of f32; without it they are exact. */
+    kn_products (*f32_products)(void);
     /* Optional, for devices whose kernels leave notes (kn_streams_look). */
     bool (*stream_look)(kn_stream *s);
     /* Optional, for devices whose memory the host can't read (kn_transfer). */

@@ -73,6 +73,14 @@ typedef enum kn_device {
 
 KN_API const char *kn_device_name(kn_device d); /* "cpu", "meta", "cuda", or as registered */
 
+/* The most that a product of f32 rounds its factors, to nearest, ties to even
+ * (kn_set_f32_products). A float has 23 bits behind the point. */
+typedef enum kn_products {
+    KN_PRODUCTS_EXACT, /* not at all */
+    KN_PRODUCTS_TF32,  /* to 10 bits */
+    KN_PRODUCTS_BF16,  /* to 7 bits */
+} kn_products;
+
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
 #define KN_MAX_DIMS 8

@@ -5,7 +5,8 @@
  * third on one processor and another, so KNAP_TUNE=1 times both where it meets a kind of product
  * for the first time, and keeps the faster one in the file of choices (choices.h). Without its line
  * the overlay is asked first: an element of its f32 products has the same bits wherever in a matrix
- * it lies, which oneDNN doesn't promise. bench/products.c shows both sides' rates.
+ * it lies, which oneDNN doesn't promise. bench/products.c shows both sides' rates. f32 by rounded
+ * factors (kn_set_f32_products): the overlay.
  *
  * The two add in different orders. So a choice depends on the processor, on the versions of both
  * and on the kind of a product (how its operands lie, N and K to a power of two), not on threads,
@@ -13,6 +14,7 @@
 #include "kernels/choices.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/onednn.h"
+#include "kernels/device.h"
 #include "kernels/trace.h"
 
 #include <pthread.h>
@@ -176,7 +178,7 @@ bool kn_cpu_onednn_first(const kn_matmul_args *x)
         return kn_onednn_fast(x->a.dtype) &&
                (x->a.dtype != KN_BF16 || kn_cpu_multiplies_matrices() ||
                 !kn_cpu_multiplies_pairs());
-    if (products > 1 || N < LEAST || K < LEAST)
+    if (products > 1 || N < LEAST || K < LEAST || kn_f32_products(KN_CPU))
         return false;
     const kind of = { x->a.stride[c] == 1, x->b.stride[c] == 1, log_of(N), log_of(K) };
     _Atomic signed char *answer = &answers[of.a][of.b][of.n][of.k];

@@ -1,6 +1,7 @@
 /* kernels/cpu/table.c: the CPU as a device, and its providers: the vector overlay for the best
  * instruction set that this machine has, then oneDNN, then the plain reference. */
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +114,11 @@ bool kn_cpu_multiplies_pairs(void)
     return pairs;
 }
 
+static kn_products cpu_f32_products(void)
+{
+    return kn_cpu_multiplies_pairs() ? KN_PRODUCTS_BF16 : KN_PRODUCTS_EXACT;
+}
+
 const char *kn_cpu_libraries(void)
 {
 #ifdef KN_HAVE_ONEDNN
@@ -137,6 +143,7 @@ static bool cpu_open(void)
                        isas[ISAS - 1].name);
     if (refused)
         return kn_fail("KNAP_ISA=%s: this machine and build run %s", wanted ? wanted : "", names);
+    kn_f32_products(KN_CPU); /* the error of a wrong KNAP_F32_PRODUCTS */
     return true;
 }
 
@@ -182,6 +189,7 @@ const kn_device_table kn_cpu_table = {
     .event_sync = kn_cpu_event_sync,
     .event_done = kn_cpu_event_done,
     .providers = cpu_providers,
+    .f32_products = cpu_f32_products,
 #ifdef KN_HAVE_ONEDNN
     .first = cpu_first,
 #endif

@@ -234,7 +234,7 @@ bool training_fit(training *t)
     }
     const settings given = *s;
     s->device = 0; /* no GPU is needed, and no folder is made */
-    s->tf32 = s->deterministic = s->cuda_graph = false;
+    s->deterministic = s->cuda_graph = false;
     s->out = NULL;
     bool ok = training_place(t) && t->of->open(t);
     s->device = given.device;

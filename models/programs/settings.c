@@ -17,6 +17,10 @@ const kn_option settings_precision[] = {
     { "precision", KN_OPTION_HEADING },
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32",
       "dtype of computation; masters stay f32; f16 scales the loss", .choices = "f32|bf16|f16" },
+    { "f32-products", KN_OPTION_CHOICE, AT(f32_products), "exact",
+      "f32 products may round their factors, for speed: to tf32 (10 bits) on GPUs, to bf16 (7) on "
+      "CPUs with AVX512_BF16",
+      .choices = "exact|tf32|bf16" },
     { "reduce-dtype", KN_OPTION_CHOICE, AT(reduce_dtype), "f32", "dtype of gradients between ranks",
       .choices = "f32|bf16|f16" },
     { "hook", KN_OPTION_CHOICE, AT(hook), "none", "compression of gradients between ranks",
@@ -38,8 +42,6 @@ const kn_option settings_ranks[] = {
       "step 3\" (docs/failures.md)",
       .clashes = "fit", .of = KN_OF_ONCE, .own = true },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
-    { "tf32", KN_OPTION_FLAG, AT(tf32), NULL,
-      "cuda: f32 products in TF32, faster, 10 bits of mantissa" },
     { "deterministic", KN_OPTION_FLAG, AT(deterministic), NULL,
       "cuda: only algorithms that repeat their bits; ranks add in order" },
     { "cuda-graph", KN_OPTION_FLAG, AT(cuda_graph), NULL,
@@ -233,16 +235,14 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
         return kn_fail("--%s counts evaluations; give --eval-every above 0 as well, or leave it "
                        "out",
                        s->patience > 0 ? "patience" : "keep-best");
-    if (settings_device(s) != KN_CUDA && (s->tf32 || s->deterministic))
+    if (settings_device(s) != KN_CUDA && s->deterministic)
+        return kn_fail("--deterministic is for --device cuda; the cpu's bits repeat");
+    if (s->f32_products && s->deterministic && s->dtype == 0)
         return kn_fail(
-            "--%s is for --device cuda; the cpu's products are in f32 and repeat their bits",
-            s->tf32 ? "tf32" : "deterministic");
-    if (s->tf32 && s->deterministic && s->dtype == 0)
-        return kn_fail(
-            "--tf32 and --deterministic: products in TF32 repeat their bits, but aren't the "
-            "cpu's; leave one of them out");
+            "--f32-products and --deterministic: products in TF32 repeat their bits, but aren't "
+            "the cpu's; leave one of them out");
+    kn_set_f32_products((kn_products)s->f32_products);
     if (settings_device(s) == KN_CUDA) {
-        kn_cuda_allow_tf32(s->tf32);
         kn_cuda_deterministic(s->deterministic);
         if (!kn_device_memory(
                 KN_CUDA)) /* the error names the reason: no driver, no GPU, no CUDA in this build */

@@ -13,12 +13,12 @@ typedef struct settings {
     const kn_option *table;      /* the program's whole, by settings_join */
     const char *log, *tensorboard, *config, *out, *resume, *offload, *reshard, *clip_order,
         *optimizer, *fit, *record, *record_steps, *explain, *fault; /* the last: kn_init takes it */
-    int dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
+    int dtype, f32_products, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
     int64_t batch, accum, steps, warmup, seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
     int64_t patience, eval_every, eval_steps, sample_every, save_every, keep, stop_after;
     double lr, min_lr, weight_decay, beta1, beta2, momentum, ema, clip, timeout;
-    bool tf32, deterministic, cuda_graph;
+    bool deterministic, cuda_graph;
     bool plot, eval_only, overwrite, other_data, summary, check, keep_best, async_save,
         record_values;
     bool recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;

@@ -413,7 +413,8 @@ bool training_run(training *t)
     if (t->device == KN_CUDA && t->item_flops > 0) {
         t->progress.item_flops = t->item_flops;
         t->progress.peak_flops =
-            report_peak(kn_cuda_describe(), t->s->dtype != 0, t->s->tf32) * kn_comm_size(t->world);
+            report_peak(kn_cuda_describe(), t->s->dtype != 0, kn_f32_products(KN_CUDA)) *
+            kn_comm_size(t->world);
         t->progress.has_mfu = true;
     }
     int64_t step = begin;

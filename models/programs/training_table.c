@@ -80,8 +80,11 @@ bool print_run(training *t, const kn_fsdp_memory *m)
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());
-    if (t->device == KN_CPU && kn_cpu_choices())
-        report_row("f32 products", "%s", kn_cpu_choices());
+    const kn_products products = kn_f32_products(t->device);
+    if (t->s->f32_products || t->device == KN_CUDA)
+        report_row("f32 products", "%s", kn_products_name(products));
+    if (t->device == KN_CPU && products == KN_PRODUCTS_EXACT && kn_cpu_choices())
+        report_row("algorithms", "%s", kn_cpu_choices());
     if (t->device == KN_CUDA) {
         const char *gpu = kn_cuda_describe();
         report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());
@@ -91,8 +94,7 @@ bool print_run(training *t, const kn_fsdp_memory *m)
             report_row("slow here", "%s", kn_comm_nccl_lacks(t->world, i));
         if (kn_cuda_choices())
             report_row("algorithms", "%s", kn_cuda_choices());
-        report_row("tf32, deterministic", "%s, %s", t->s->tf32 ? "yes" : "no",
-                   t->s->deterministic ? "yes" : "no");
+        report_row("deterministic", "%s", t->s->deterministic ? "yes" : "no");
     }
     print_memory(t, m);
     print_averages(t);

@@ -32,6 +32,11 @@ for ranks in 1 2; do
     done
 done
 
+run "$gpu" "${tiny[@]}" --device cuda --steps 1 --f32-products bf16
+check "a gpu takes tf32 where bf16 is allowed" says "f32 products       tf32"
+run "$gpu" "${tiny[@]}" --device cuda --steps 1 --f32-products tf32 --deterministic
+check "rounded factors aren't deterministic" fails "leave one of them out"
+
 # waits STEPS OPTION...: the counts of a run of so many steps.
 waits() {
     local steps=$1

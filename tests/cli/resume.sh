@@ -57,7 +57,7 @@ covers() {
     covered=" help version config eval-only out log tensorboard plot resume overwrite stop-after"
 }
 
-cuda="device tf32 deterministic cuda-graph"
+cuda="device deterministic cuda-graph"
 text=(--data "$TMP/text" --tokenizer byte --ctx 8 --batch 3 --eval-every 2)
 
 resumes "a GPT" 3 "$gpt" "${text[@]}" --layers 1 --heads 2 --embd 16 --no-bias --dropout 0.1 --recompute --dtype bf16 \
@@ -69,7 +69,7 @@ resumes "a GPT" 3 "$gpt" "${text[@]}" --layers 1 --heads 2 --embd 16 --no-bias -
 MORE=--summary resumes "a mesh" 3 "$gpt" "${text[@]}" --layers 2 --heads 1 --embd 8 --hook bf16_stochastic --accum 2 --steps 5 \
     --strategy hybrid_shard --replicas 2 --shards 2 --all-reduce-last --forward-prefetch --check --ranks 4 --threads 1
 resumes "a Llama" 2 "$gpt" "${text[@]}" --model llama --layers 1 --heads 2 --embd 16 --kv-heads 1 --hidden 24 --no-tied \
-    --rope-base 5000 --rope-factor 2 --rope-original 4 --steps 4 --threads 1
+    --rope-base 5000 --rope-factor 2 --rope-original 4 --f32-products bf16 --steps 4 --threads 1
 resumes "rates left open" 3 "$gpt" "${text[@]}" --layers 1 --heads 1 --embd 8 --steps 40 --threads 1
 MORE="--init $ROOT/tests/models/imported/llama_rope" resumes "a model of transformers" 2 "$gpt" "${text[@]}" --steps 4 --threads 1
 mkdir "$TMP/shards"
@@ -95,7 +95,7 @@ MORE="--init $TMP/weights --summary" resumes "a residual net" 3 "$images" "${pic
     --save-every 1 --keep 3 --dtype bf16 --reduce-dtype bf16 --layout per_param --ranks 2
 check "a residual net: the same export" cmp "$TMP"/{whole,parts}/exported/model.safetensors
 resumes "a vision transformer" 5 "$images" "${pictures[@]}" --model vit_cifar --patch 8 --dropout 0.1 --augment resized \
-    --optimizer adamw --beta1 0.8 --beta2 0.95 --patience 50 --epochs 0.8 --keep-best --async-save --pictures shown
+    --f32-products bf16 --optimizer adamw --beta1 0.8 --beta2 0.95 --patience 50 --epochs 0.8 --keep-best --async-save --pictures shown
 check "a vision transformer: the same curves" cmp "$TMP"/{whole,parts}/shown/curves.svg
 for schedule in one_cycle step constant; do
     resumes "a ResNet-20, $schedule, with its rate left open" 4 "$images" "${pictures[@]}" --schedule $schedule --epochs 0.6

@@ -54,12 +54,12 @@ done
 wide=("${tiny[@]/%32/64}" --steps 6)
 run env KNAP_TUNE=1 KNAP_TUNED="$TMP/tuned" "${wide[@]}"
 if ! says "libraries          none" >/dev/null; then
-    check "products are timed" says "f32 products       timed when first met, 0 so far: $TMP/tuned"
+    check "products are timed" says "algorithms         timed when first met, 0 so far: $TMP/tuned"
     kinds=$(grep -cE '= (oneDNN|own)$' "$TMP/tuned")
     check "their kinds are kept" test "$kinds" -ge 4
     check "and nothing else" test "$kinds" = "$(grep -c . "$TMP/tuned")"
     run env KNAP_TUNED="$TMP/tuned" "${wide[@]}"
-    check "a later run reads them" says "f32 products       $kinds timed before: $TMP/tuned"
+    check "a later run reads them" says "algorithms         $kinds timed before: $TMP/tuned"
 fi
 
 run "${tiny[@]}" --steps 5 --ranks 2 --summary --check
@@ -67,6 +67,28 @@ check "a summary and a check" succeeds
 for word in "kept for backward" gpt_block "f32[4,16,32]"; do
     check "the summary tells $word" says "$word"
 done
+
+# Products of rounded factors: faster where the machine has them; elsewhere the same bits.
+for products in exact tf32 bf16; do
+    run "${tiny[@]/%32/64}" --steps 30 --eval-every 30 --f32-products $products --log "$TMP/log.$products"
+    check "a run with $products products" succeeds
+    taken=$(sed -n 's/^  f32 products  *//p' "$TMP/output")
+    column "$TMP/log.$products" loss >"$TMP/losses.$products"
+done
+run "${tiny[@]/%32/64}" --steps 30 --eval-every 30 --log "$TMP/log.none"
+check "exact is the default" cmp <(column "$TMP/log.none" loss) "$TMP/losses.exact"
+check "a cpu has none of tf32" cmp "$TMP/losses.tf32" "$TMP/losses.exact"
+near() { paste "$1" "$2" | awk '{ d = $1 - $2; if (d < -0.05 || d > 0.05) exit 1 } END { exit NR != 30 }'; }
+check "losses with bf16 are near" near "$TMP/losses.bf16" "$TMP/losses.exact"
+if [ "$taken" = bf16 ]; then
+    check "and others" test "$(cat "$TMP/losses.bf16")" != "$(cat "$TMP/losses.exact")"
+else
+    check "this cpu has none of bf16" cmp "$TMP/losses.bf16" "$TMP/losses.exact"
+fi
+run "${wide[@]}" --f32-products half
+check "no other products" fails "exact|tf32|bf16"
+run env KNAP_F32_PRODUCTS=medium "$generate" --from "$TMP/out" --tokens 1
+check "KNAP_F32_PRODUCTS has no others" fails "KNAP_F32_PRODUCTS=medium: must be exact, tf32 or bf16"
 
 version=$(sed -n "s/^  version: '\(.*\)',$/\1/p" "$ROOT/meson.build")
 for program in train_gpt train_resnet generate predict knap-tokenize knap-checkpoint; do

@@ -95,7 +95,7 @@ static int cores, varying;
 static void plan_convs(const char *json, int arch, bool tf32, bool deterministic)
 {
     char what[160];
-    kn_cuda_allow_tf32(tf32);
+    kn_set_f32_products(tf32 ? KN_PRODUCTS_TF32 : KN_PRODUCTS_EXACT);
     kn_cuda_deterministic(deterministic);
     for (size_t i = 0; i < sizeof convs / sizeof *convs; i++)
         for (const char *which = "yxw"; *which; which++) {
@@ -120,7 +120,7 @@ static void plan_convs(const char *json, int arch, bool tf32, bool deterministic
             plan_line(made == taken && (!made || notes_fit(c, tf32, deterministic, &found)), what,
                       made, &found);
         }
-    kn_cuda_allow_tf32(false);
+    kn_set_f32_products(KN_PRODUCTS_EXACT);
     kn_cuda_deterministic(false);
 }
 

@@ -2,6 +2,7 @@
  * (kernels/cpu/choose.c): a choice that was timed, a line of the file. Each case has
  * kinds of products of its own: an answer lasts as long as the process. */
 #include "kernels/choices.h"
+#include "kernels/device.h"
 #include "kernels/kernels.h"
 #include "kernels/memory.h"
 #include "kernels/trace.h"
@@ -213,6 +214,10 @@ KN_TEST(choose, a_line_decides)
         }
     }
     KN_CHECK(strstr(kn_cpu_choices(), "4 timed before: "), "%s", kn_cpu_choices());
+    kn_set_f32_products(KN_PRODUCTS_BF16);
+    const char *fast = kn_f32_products(KN_CPU) ? kn_cpu_isa() : "onednn";
+    KN_CHECK(is_by((product){ 1, 33, 256, 65 }, fast), "a line is for exact products");
+    kn_set_f32_products(KN_PRODUCTS_EXACT);
     kn_providers_only("reference");
     KN_CHECK(is_by((product){ 1, 33, 256, 65 }, "reference"));
     char both[32];

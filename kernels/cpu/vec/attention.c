@@ -51,7 +51,7 @@ static void forward_pack(const forward *f, int64_t i)
         const int64_t n = v_min_i64(GEMM_NR, a->D - d);
         float *to = f->values + i * floats * a->width + d * floats;
         if (a->pairs)
-            gemm_pack_pairs(to, src, 1, v->stride[2], n, a->S, GEMM_NR);
+            gemm_pack_pairs(to, src, 1, v->stride[2], n, a->S, GEMM_NR, KN_BF16);
         else
             gemm_pack_right(to, src, v->dtype, 1, v->stride[2], n, a->S);
     }

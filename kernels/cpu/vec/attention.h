@@ -172,7 +172,8 @@ static inline void attn_load_right(const attn *a, float *dst, const kn_array *x,
                                    int64_t h, int64_t n)
 {
     if (a->pairs)
-        gemm_pack_pairs(dst, attn_row(x, b, h, 0), 1, x->stride[2], a->D, n, (int)a->width);
+        gemm_pack_pairs(dst, attn_row(x, b, h, 0), 1, x->stride[2], a->D, n, (int)a->width,
+                        KN_BF16);
     else
         attn_load(a, dst, n, x, b, h, 0, n, 1.0f);
 }
@@ -264,7 +265,7 @@ static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int
         const void *src = attn_row(x, b, g, s);
         float *to = dst + s * attn_floats(a, D);
         if (a->pairs)
-            gemm_pack_pairs(to, src, x->stride[2], 1, n, D, GEMM_NR);
+            gemm_pack_pairs(to, src, x->stride[2], 1, n, D, GEMM_NR, KN_BF16);
         else if (x->dtype == KN_F32)
             gemm_pack_right(to, src, KN_F32, x->stride[2], 1, n, D);
         else

@@ -7,7 +7,7 @@
  * An element is one chain of v_fma in ascending k, wherever in a matrix it lies: so no cut of M and
  * N, and hence no number of threads, changes a bit. Where the CPU multiplies pairs of bf16, a float
  * of a panel holds two terms of bf16 (v_fma_pairs), the first, which comes first in the chain, in
- * its upper half. */
+ * its upper half; so do panels of f32 where their rounding is allowed (kn_set_f32_products). */
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_H
 
@@ -125,29 +125,51 @@ VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t
     }
 }
 
-/* The same of bf16 in pairs, [kc / 2][width], of an odd kc with a zero. */
-VEC_INLINE void gemm_pack_pairs(float *dst, const uint16_t *src, int64_t si, int64_t sk, int64_t n,
-                                int64_t kc, int width)
+/* Two terms of t in each lane (v_fma_pairs). */
+VEC_INLINE vf gemm_pair(vf first, vf second, kn_dtype t)
+{
+    return t == KN_F32 ? v_pairs(first, second) : (vf)((vu)first | (vu)second >> 16);
+}
+
+/* gemm_pack_line of rows of f32, a line of bf16 each. */
+VEC_INLINE void gemm_round_line(float *dst, const float *src, int64_t si, int width)
+{
+    float line[GEMM_NR * LINE] __attribute__((aligned(64)));
+    for (int64_t i = 0; i < width; i++)
+        for (int64_t k = 0; k < LINE; k += KN_VW) {
+            const float *at = src + i * si + 2 * k;
+            v_store(line + i * LINE + k, v_round_two(v_load(at), v_load(at + KN_VW)));
+        }
+    gemm_pack_line(dst, line, 4 * LINE, width, true);
+}
+
+/* The same of bf16 in pairs, or of f32 rounded to that: [kc / 2][width], of an odd kc with a zero.
+ */
+VEC_INLINE void gemm_pack_pairs(float *dst, const void *src, int64_t si, int64_t sk, int64_t n,
+                                int64_t kc, int width, kn_dtype t)
 {
     int64_t k = 0;
     if (si == 1) {
         for (; k + 2 <= kc; k += 2, dst += width)
             for (int i = 0; i < width; i += KN_VW) {
                 const int64_t many = v_max_i64(0, v_min_i64(KN_VW, n - i));
-                const vf first = v_get_n(KN_BF16, src + k * sk, i, many);
-                const vf second = v_get_n(KN_BF16, src + (k + 1) * sk, i, many);
-                v_put_n(KN_F32, dst, i, (vf)((vu)first | (vu)second >> 16), width - i);
+                const vf first = v_get_n(t, gemm_at(src, t, k * sk), i, many);
+                const vf second = v_get_n(t, gemm_at(src, t, (k + 1) * sk), i, many);
+                v_put_n(KN_F32, dst, i, gemm_pair(first, second, t), width - i);
             }
     } else if (n == width && sk == 1) {
-        for (; k + 2 * LINE <= kc; k += 2 * LINE, dst += LINE * width)
-            gemm_pack_line(dst, src + k, 2 * si, width, true);
+        for (; k + 2 * LINE <= kc; k += 2 * LINE, dst += LINE * width) {
+            if (t == KN_F32)
+                gemm_round_line(dst, (const float *)src + k, si, width);
+            else
+                gemm_pack_line(dst, gemm_at(src, t, k), 2 * si, width, true);
+        }
     }
     for (; k < kc; k += 2, dst += width)
         for (int64_t i = 0; i < width; i++) {
-            const uint32_t first = i < n ? src[i * si + k * sk] : 0;
-            const uint32_t second = i < n && k + 1 < kc ? src[i * si + (k + 1) * sk] : 0;
-            const uint32_t both = first << 16 | second;
-            memcpy(dst + i, &both, sizeof both);
+            const float first = i < n ? gemm_get(src, t, i * si + k * sk) : 0;
+            const float second = i < n && k + 1 < kc ? gemm_get(src, t, i * si + (k + 1) * sk) : 0;
+            dst[i] = gemm_pair(v_set1(first), v_set1(second), t)[0];
         }
 }
 

@@ -1,5 +1,5 @@
 /* kernels/cpu/vec/gemm_blocks.h (private): one product of any size on packed panels, for f32, bf16
- * and f16 (packed as f32, or bf16 as pairs).
+ * and f16 (packed as f32, or bf16, and f32 rounded to it, as pairs).
  *
  * The result is cut into tasks of rows x columns, which threads claim one by one; they never wait
  * for each other before the end. A task goes through K in blocks. It packs its rows of a block into
@@ -156,7 +156,7 @@ static void pack_left(const product *p, float *left, const block *b)
         float *to = left + i * packed(p, b->kb);
         left_prefetch(p, b, b->m + then, v_min_i64(GEMM_MR, b->mb - then));
         if (p->pairs)
-            gemm_pack_pairs(to, from, p->am, p->ak, rows, b->kb, GEMM_MR);
+            VEC_BY_DTYPE(p->t, gemm_pack_pairs, to, from, p->am, p->ak, rows, b->kb, GEMM_MR);
         else
             gemm_pack_left(to, from, p->t, p->am, p->ak, rows, b->kb);
     }
@@ -190,8 +190,7 @@ static void pack_right(const product *p, float *right, const panel *s, const blo
     if (p->windows)
         windows_pack(right, p->b, p->windows, n, s->width, b->k, b->kb, p->t);
     else if (p->pairs)
-        gemm_pack_pairs(right, (const uint16_t *)(const void *)s->at, p->bn, p->bk, s->width, b->kb,
-                        GEMM_NR);
+        VEC_BY_DTYPE(p->t, gemm_pack_pairs, right, s->at, p->bn, p->bk, s->width, b->kb, GEMM_NR);
     else
         gemm_pack_right(right, s->at, p->t, p->bn, p->bk, s->width, b->kb);
 }

@@ -420,14 +420,25 @@ VEC_INLINE vh v_to_bf16(vf x)
 #endif
 }
 
-/* Each lane two bf16, as v_fma_pairs takes them: first in the upper half, second in the lower one,
- * rounded as by v_to_bf16, but that the instruction takes subnormal numbers for 0. */
+/* a's lanes, then b's, as bf16. The instruction (AVX512_BF16) takes subnormal numbers for 0. */
+VEC_INLINE vf v_round_two(vf a, vf b)
+{
+    vf r;
+#if KN_VW == 16
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(r) : "v"(a), "v"(b));
+#else
+    const vh both[2] = { v_to_bf16(a), v_to_bf16(b) };
+    memcpy(&r, both, sizeof r);
+#endif
+    return r;
+}
+
+/* Lanes of two bf16 for v_fma_pairs: first's, rounded, in the upper halves, second's below. */
 VEC_INLINE vf v_pairs(vf first, vf second)
 {
 #if KN_VW == 16
-    __m512i both; /* the numbers of second, then those of first */
-    __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(first), "v"(second));
     const vu lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    const __m512i both = (__m512i)v_round_two(second, first);
     return (vf)_mm512_permutexvar_epi16((__m512i)(lane | (lane + 16) << 16), both);
 #else
     return (vf)((vu)v_from_bf16(v_to_bf16(first)) | (vu)v_from_bf16(v_to_bf16(second)) >> 16);
@@ -437,16 +448,8 @@ VEC_INLINE vf v_pairs(vf first, vf second)
 /* The same of neighbours among the 2 KN_VW numbers from p on. */
 VEC_INLINE vf v_pairs_along(const float *p)
 {
-#if KN_VW == 16
-    vu both;
-    __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(v_load(p + KN_VW)), "v"(v_load(p)));
+    const vu both = (vu)v_round_two(v_load(p), v_load(p + KN_VW));
     return (vf)(both << 16 | both >> 16);
-#else
-    float first[KN_VW], second[KN_VW];
-    for (int i = 0; i < KN_VW; i++)
-        first[i] = p[2 * i], second[i] = p[2 * i + 1];
-    return v_pairs(v_load(first), v_load(second));
-#endif
 }
 
 VEC_INLINE vf v_from_f16(vh h)

@@ -7,6 +7,7 @@
 #include "kernels/cpu/vec/gemm_batch.h"
 #include "kernels/cpu/vec/gemm_few.h"
 #include "kernels/cpu/vec/gemm_small.h"
+#include "kernels/device.h"
 
 /* Products [begin, end) of a batch of small ones (gemm_small.h). */
 static void small_products(const void *ctx, int64_t begin, int64_t end)
@@ -182,7 +183,8 @@ kn_status VEC_FN(vec_matmul)(const void *args)
         return KN_DONE;
     }
     p->gram = batch_gram(&s);
-    p->pairs = p->t == KN_BF16 && kn_cpu_multiplies_pairs();
+    p->pairs = (p->t == KN_BF16 && kn_cpu_multiplies_pairs()) ||
+               (p->t == KN_F32 && kn_f32_products(KN_CPU) == KN_PRODUCTS_BF16);
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
     return (divided ? batch_divided(&s, threads) : batch_shared(&s, threads)) ? KN_DONE : KN_FAILED;
 }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cublaslt/plan.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/device.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -207,7 +208,7 @@ static kn_blas_parts *find_parts(const kn_matmul_args *whole, kn_blas_parts *par
     parts->after = kn_matmul_parts(whole, &product, &parts->args);
     if (!kn_gemm_map(&product, &parts->g))
         return NULL;
-    parts->g.tf32 = parts->g.in == KN_F32 && kn_cuda_tf32();
+    parts->g.tf32 = parts->g.in == KN_F32 && kn_f32_products(KN_CUDA);
     parts->product = find(&parts->g, NULL);
     return parts->product && !parts->product->declined ? parts : NULL;
 }
@@ -257,7 +258,7 @@ static kn_status matmul(const void *args)
     kn_status status = KN_FAILED;
     if (!kn_gemm_map(args, &g) || is_refused(&g) || !kn_cuda_library_open(&kn_cublaslt_library))
         return KN_DECLINED;
-    g.tf32 = g.in == KN_F32 && kn_cuda_tf32();
+    g.tf32 = g.in == KN_F32 && kn_f32_products(KN_CUDA);
     pthread_mutex_lock(&state.lock);
     make_room();
     const bool compare = kn_gemm_has_gradient(&g) && kn_tuning() && ready();

@@ -13,6 +13,7 @@
  * their values exactly. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/device.h"
 
 #include <stdlib.h>
 
@@ -81,7 +82,7 @@ static uint32_t notes_to_avoid(kn_dtype t, bool exact_in_tf32)
                      NOTE(WINOGRAD_TILE_13x13);
     if (kn_cuda_is_deterministic())
         avoid |= NOTE(NONDETERMINISTIC);
-    if (t == KN_F32 && !exact_in_tf32 && !kn_cuda_tf32())
+    if (t == KN_F32 && !exact_in_tf32 && !kn_f32_products(KN_CUDA))
         avoid |= NOTE(TENSOR_CORE);
     return avoid;
 }

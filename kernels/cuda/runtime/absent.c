@@ -30,11 +30,6 @@ const char *kn_cuda_choices(void)
     return NULL;
 }
 
-void kn_cuda_allow_tf32(bool on)
-{
-    (void)on;
-}
-
 void kn_cuda_deterministic(bool on)
 {
     (void)on;

@@ -24,7 +24,7 @@ int kn_cuda_providers(const kn_provider *out[KN_MAX_PROVIDERS])
     return n;
 }
 
-static _Atomic bool tf32, deterministic;
+static _Atomic bool deterministic;
 static _Atomic unsigned epilogues = KN_EPILOGUES_TIMED;
 static int sm_target;
 static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
@@ -77,19 +77,11 @@ static void read_environment(void)
 {
     const char *list = getenv("KNAP_CUDA_EPILOGUES");
     int64_t sms = 0;
-    atomic_store(&tf32, is_on("KNAP_CUDA_TF32"));
     atomic_store(&deterministic, is_on("KNAP_CUDA_DETERMINISTIC"));
     if (list && *list)
         choose_epilogues("KNAP_CUDA_EPILOGUES=", list);
     kn_env_number("KNAP_CUDA_SM_TARGET", 0, 100000, &sms);
     sm_target = (int)sms;
-}
-
-void kn_cuda_allow_tf32(bool on)
-{
-    pthread_once(&environment_once, read_environment);
-    atomic_store(&tf32, on);
-    kn_changed();
 }
 
 void kn_cuda_deterministic(bool on)
@@ -115,10 +107,9 @@ unsigned kn_cuda_epilogues_chosen(void)
     return atomic_load_explicit(&epilogues, memory_order_relaxed);
 }
 
-bool kn_cuda_tf32(void)
+kn_products kn_cuda_f32_products(void)
 {
-    pthread_once(&environment_once, read_environment);
-    return atomic_load_explicit(&tf32, memory_order_relaxed);
+    return KN_PRODUCTS_TF32;
 }
 
 bool kn_cuda_is_deterministic(void)

@@ -196,7 +196,7 @@ extern const kn_provider kn_cuda_cublaslt, kn_cuda_cudnn;
 extern const kn_provider *kn_cuda_own_provider;
 int kn_cuda_providers(const kn_provider *out[KN_MAX_PROVIDERS]);
 /* Options of the products and of attention, process-wide. */
-bool kn_cuda_tf32(void);
+kn_products kn_cuda_f32_products(void);
 bool kn_cuda_is_deterministic(void);
 /* The set of kn_cuda_epilogues. */
 enum { KN_EPILOGUE_BGRAD = 1, KN_EPILOGUE_DGELU = 2, KN_EPILOGUES_TIMED = 4 };

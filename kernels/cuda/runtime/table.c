@@ -21,6 +21,7 @@ const kn_device_table kn_cuda_device_table = {
     .event_sync = kn_gpu_event_sync,
     .event_done = kn_gpu_event_done,
     .providers = kn_cuda_providers,
+    .f32_products = kn_cuda_f32_products,
     .transfer = kn_gpu_transfer,
     .pinned = kn_gpu_pinned_memory,
     .trace_begin = kn_gpu_trace_begin,
