@@ -237,23 +237,28 @@ KN_TEST(muon, groups_choose)
     KN_CHECK(backward(&m, NULL, 1) && kn_step(o));
 }
 
-/* Rates multiply: twice the rate with groups of half of it is the same step, decay included. */
+/* Rates multiply: twice the rate with half of it for a group is, for the group, the step of the
+ * rate, decay included, and for others that of twice the rate. */
 KN_TEST(muon, rates_of_groups_multiply)
 {
-    const kn_optim_group half = { .lr_mul = 0.5 };
-    OWNED_MODULE net a, b;
-    const kn_param *p, *q;
-    build(&a, KN_F32);
-    build(&b, KN_F32);
-    OWNED_OPTIM kn_optim *x = kn_muon(&a, .lr = 0.25, .adamw_lr_mul = 0.25, .weight_decay = 0.5,
-                                      .groups = &half, .group_count = 1);
-    OWNED_OPTIM kn_optim *y = kn_muon(&b, .lr = 0.125, .adamw_lr_mul = 0.25, .weight_decay = 0.5);
-    KN_CHECK(backward(&a, NULL, 1) && backward(&b, NULL, 1) && kn_step(x) && kn_step(y));
-    KN_CHECK(kn_params(&a, &p) == 8 && kn_params(&b, &q) == 8);
-    for (int i = 0; i < 8; i++)
-        KN_CHECK(memcmp(kn_data(p[i].master), kn_data(q[i].master),
-                        (size_t)p[i].numel * sizeof(float)) == 0,
-                 "%s", p[i].name);
+    const kn_optim_group half = { .pattern = "tall.*", .lr_mul = 0.5 };
+    OWNED_MODULE net a, b, c;
+    net *const m[3] = { &a, &b, &c };
+    const kn_param *p[3];
+    for (int i = 0; i < 3; i++) {
+        build(m[i], KN_F32);
+        OWNED_OPTIM kn_optim *o =
+            kn_muon(m[i], .lr = i == 1 ? 0.125 : 0.25, .adamw_lr_mul = 0.25, .weight_decay = 0.5,
+                    .groups = &half, .group_count = i == 0);
+        KN_CHECK(backward(m[i], NULL, 1) && kn_step(o) && kn_params(m[i], &p[i]) == 8);
+    }
+    for (int i = 0; i < 8; i++) {
+        const char *name = p[0][i].name;
+        const int as = strncmp(name, "tall.", 5) == 0 ? 1 : 2;
+        KN_CHECK(memcmp(kn_data(p[0][i].master), kn_data(p[as][i].master),
+                        (size_t)p[0][i].numel * sizeof(float)) == 0,
+                 "%s", name);
+    }
 }
 
 /* Names begin at the tree's root: a head and an embedding are known below another module, also to
