@@ -231,25 +231,6 @@ bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int6
     return norm_init(l, parent, name, dim, o, "rms_norm", true);
 }
 
-/* ---- scale and shift ------------------------------------------------------------------------- */
-
-static kn_tensor *scale_shift_forward(kn_module *self, kn_tensor *x)
-{
-    kn_tensor *b = kn_layer_param(self, 1), *y = kn_mul(x, kn_layer_param(self, 0));
-    return b ? kn_add(y, b) : y;
-}
-
-bool kn_scale_shift_init_(kn_scale_shift *l, kn_module *parent, const char *name, int64_t dim,
-                          kn_scale_shift_init_options o)
-{
-    if (dim < 1)
-        return kn_fail("kn_scale_shift_init: '%s' has dim %lld; it must be at least 1", name,
-                       (long long)dim);
-    return kn_layer_begin(l, parent, name, scale_shift_forward, "scale_shift", &o, sizeof o) &&
-           kn_norm_params(l, dim, o.dtype, o.device, kn_init_or(o.weight, KN_ONES_INIT),
-                          !o.no_bias);
-}
-
 /* ---- dropout: only while training ------------------------------------------------------------ */
 
 static kn_tensor *dropout_forward(kn_module *self, kn_tensor *x)

@@ -98,20 +98,6 @@ KN_API bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *nam
 #define kn_rms_norm_init(l, parent, name, dim, ...)                                                \
     kn_rms_norm_init_(l, parent, name, dim, KN_OPTIONS(kn_norm_init_options, __VA_ARGS__))
 
-/* y[..., dim] = x[..., dim] * weight[dim] + bias[dim]: the affine part of a norm, on its own. */
-typedef struct kn_scale_shift {
-    kn_module base;
-} kn_scale_shift;
-typedef struct kn_scale_shift_init_options {
-    KN_LAYER_OPTIONS;
-    bool no_bias;
-    kn_initializer weight; /* default: ones */
-} kn_scale_shift_init_options;
-KN_API bool kn_scale_shift_init_(kn_scale_shift *l, kn_module *parent, const char *name,
-                                 int64_t dim, kn_scale_shift_init_options o);
-#define kn_scale_shift_init(l, parent, name, dim, ...)                                             \
-    kn_scale_shift_init_(l, parent, name, dim, KN_OPTIONS(kn_scale_shift_init_options, __VA_ARGS__))
-
 /* *sum = kn_add(x, add) and kn_call(norm, *sum), to the bit, in fewer passes over memory
  * (kn_add_layer_norm, kn_add_rms_norm); gradients in 16 bits are rounded once less. So a residual
  * stream x goes on past a norm:

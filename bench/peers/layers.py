@@ -148,22 +148,6 @@ def _(d):
     return nn.RMSNorm(c, eps or 1e-5), simple('rms_norm_init', c)(eps=eps), [d.input(d.shape(0, 3) + [c], ties=False)]
 
 
-class ScaleShift(nn.Module):
-    def __init__(self, dim, bias):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
-
-    def forward(self, x):
-        return x * self.weight if self.bias is None else x * self.weight + self.bias
-
-
-@layer('scale_shift_init', 'x * weight + bias')
-def _(d):
-    c, bias = d.int(1, 40), d.choice([True, False])
-    return ScaleShift(c, bias), simple('scale_shift_init', c)(no_bias=not bias), [d.input(d.shape(0, 3) + [c])]
-
-
 def convolution(name, judge, ndim, transposed):
     @layer(name, judge)
     def _(d):

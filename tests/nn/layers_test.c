@@ -197,10 +197,6 @@ KN_TEST(layers, of_features)
                 kn_rms_norm_init(m, NULL, "", 5, F64, .no_affine = true));
     CHECK_LAYER(kn_layer_norm, input(3, 2, 3, 5),
                 kn_layer_norm_init(m, NULL, "", 5, F64, .no_affine = true));
-    CHECK_LAYER(kn_scale_shift, input(3, 2, 3, 5), kn_scale_shift_init(m, NULL, "", 5, F64));
-    CHECK_LAYER(
-        kn_scale_shift, input(2, 3, 5, 0),
-        kn_scale_shift_init(m, NULL, "", 5, F64, .no_bias = true, .weight = KN_NORMAL_INIT(1)));
     CHECK_LAYER(kn_dropout, input(2, 5, 7, 0), kn_dropout_init(m, NULL, "", 0.4));
     CHECK_LAYER(kn_mlp, input(3, 2, 2, 3), kn_mlp_init(m, NULL, "", 3, F64));
     CHECK_LAYER(kn_mlp, input(2, 4, 3, 0),
