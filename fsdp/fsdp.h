@@ -21,7 +21,6 @@ typedef enum kn_strategy {
     KN_NO_SHARD,      /* replicated; gradients all-reduced (DDP) */
     KN_HYBRID_SHARD,  /* FULL_SHARD inside groups of .mesh.shards ranks, replicated over them */
     KN_HYBRID_SHARD_GRAD_OP, /* SHARD_GRAD_OP inside the groups */
-    KN_PAIR_SHARD,           /* FULL_SHARD inside pairs of ranks, unless .mesh says otherwise */
     KN_STRATEGY_COUNT
 } kn_strategy;
 

@@ -7,13 +7,8 @@
 #include "fsdp/fsdp.h"
 
 /* The mesh that a strategy asks for: one shard group of all ranks; a group of each machine's ranks,
- * unless .mesh says how many; pairs, unless .mesh says how many; each rank alone. */
-typedef enum kn_mesh_of {
-    KN_MESH_OF_ALL,
-    KN_MESH_OF_MACHINES,
-    KN_MESH_OF_PAIRS,
-    KN_MESH_OF_ONE
-} kn_mesh_of;
+ * unless .mesh says how many; each rank alone. */
+typedef enum kn_mesh_of { KN_MESH_OF_ALL, KN_MESH_OF_MACHINES, KN_MESH_OF_ONE } kn_mesh_of;
 
 /* KN_..., name, its mesh, whether parameters stay gathered from forward to backward. */
 #define KN_STRATEGIES(ROW)                                                                         \
@@ -21,8 +16,7 @@ typedef enum kn_mesh_of {
     ROW(SHARD_GRAD_OP, "shard_grad_op", KN_MESH_OF_ALL, true)                                      \
     ROW(NO_SHARD, "no_shard", KN_MESH_OF_ONE, false)                                               \
     ROW(HYBRID_SHARD, "hybrid_shard", KN_MESH_OF_MACHINES, false)                                  \
-    ROW(HYBRID_SHARD_GRAD_OP, "hybrid_shard_grad_op", KN_MESH_OF_MACHINES, true)                   \
-    ROW(PAIR_SHARD, "pair_shard", KN_MESH_OF_PAIRS, false)
+    ROW(HYBRID_SHARD_GRAD_OP, "hybrid_shard_grad_op", KN_MESH_OF_MACHINES, true)
 
 /* KN_LAYOUT_..., name, the name that people read, the function of layout.c that cuts. */
 #define KN_LAYOUTS(ROW)                                                                            \

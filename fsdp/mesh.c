@@ -33,8 +33,6 @@ bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm)
         return kn_fail("fsdp: a mesh of %d replicas of %d shards: neither may be negative", r, s);
     if (hybrid && !r && !s) /* machines are replicas */
         s = kn_comm_ranks_a_machine(comm);
-    if (kn_strategies[strategy].mesh == KN_MESH_OF_PAIRS && !r && !s)
-        s = n % 2 == 0 ? 2 : 1;
     if (hybrid && !r && !s)
         return kn_ok() && kn_fail("fsdp: a hybrid strategy needs shards or replicas (.mesh, "
                                   "--shards, --replicas), two numbers whose product is the %d "

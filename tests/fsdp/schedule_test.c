@@ -54,8 +54,6 @@ KN_TEST(schedule, strategies)
     check_step("NO_SHARD", "F0 F1 F2 B2 a2 B1 a1 B0 a0", 2, CHAIN_OPTIONS(.strategy = KN_NO_SHARD));
     check_step("HYBRID", "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 a2 g0 B1 s1 a1 B0 s0 a0", 4,
                CHAIN_OPTIONS(.strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 }));
-    check_step("PAIR", "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 a2 g0 B1 s1 a1 B0 s0 a0", 4,
-               CHAIN_OPTIONS(.strategy = KN_PAIR_SHARD));
     check_step("HYBRID_GRAD_OP", "g0 F0 g1 F1 g2 F2 B2 s2 a2 B1 s1 a1 B0 s0 a0", 4,
                CHAIN_OPTIONS(.strategy = KN_HYBRID_SHARD_GRAD_OP, .mesh = { .replicas = 2 }));
     check_step("one rank", "F0 F1 F2 B2 B1 B0", 1, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
