@@ -37,7 +37,6 @@ typedef enum kn_layout_kind {
     KN_LAYOUT_FLAT,        /* concatenated, cut into equal chunks; no copies (FSDP1) */
     KN_LAYOUT_PER_PARAM,   /* each parameter cut along a dim (FSDP2); one copy each way */
     KN_LAYOUT_RAGGED,      /* cut between rows; no copies */
-    KN_LAYOUT_WHOLE,       /* cut between parameters: each lies whole on a rank; no copies */
     KN_LAYOUT_COUNT
 } kn_layout_kind;
 

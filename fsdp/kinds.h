@@ -22,8 +22,7 @@ typedef enum kn_mesh_of { KN_MESH_OF_ALL, KN_MESH_OF_MACHINES, KN_MESH_OF_ONE } 
 #define KN_LAYOUTS(ROW)                                                                            \
     ROW(FLAT, "flat", "flat", make_flat)                                                           \
     ROW(PER_PARAM, "per_param", "per parameter", make_per_param)                                   \
-    ROW(RAGGED, "ragged", "ragged", make_ragged)                                                   \
-    ROW(WHOLE, "whole", "whole", make_whole)
+    ROW(RAGGED, "ragged", "ragged", make_ragged)
 
 /* "a|b|c" of the rows' names. */
 #define KN_KIND_CHOICE(id, name, ...) "|" name

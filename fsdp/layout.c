@@ -204,15 +204,14 @@ static void search_chunk(ragged *g)
     fits(g, high);
 }
 
-/* Each parameter may be cut between its rows; param NULL: nowhere. */
-static bool make_placed(kn_layout *l, const kn_layout_param *param)
+static bool make_ragged(kn_layout *l, const kn_layout_param *param)
 {
     int64_t *row = kn_host_calloc((size_t)l->params + 1, sizeof *row);
     if (!row)
         return false;
     ragged g = { .l = l, .row = row, .budget = 200000 };
     for (int i = 0; i < l->params; i++) {
-        row[i] = param ? row_of(&param[i]) : l->numel[i] > 0 ? l->numel[i] : 1;
+        row[i] = row_of(&param[i]);
         g.total += align_up(l->numel[i]);
     }
     search_chunk(&g);
@@ -221,17 +220,6 @@ static bool make_placed(kn_layout *l, const kn_layout_param *param)
     l->zero_copy = true;
     cut_chunks(l);
     return true;
-}
-
-static bool make_ragged(kn_layout *l, const kn_layout_param *param)
-{
-    return make_placed(l, param);
-}
-
-static bool make_whole(kn_layout *l, const kn_layout_param *param)
-{
-    (void)param;
-    return make_placed(l, NULL);
 }
 
 /* ---- per parameter --------------------------------------------------------------------------- */

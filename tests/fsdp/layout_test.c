@@ -288,23 +288,6 @@ KN_TEST(layout, ragged_finds_the_smallest_chunk)
 }
 
 /* GPT-2 XL: a block, and the root with its embeddings; also the whole model as one unit. */
-KN_TEST(layout, whole_cuts_no_parameter)
-{
-    for (uint64_t seed = 0; seed < 500; seed++) {
-        shapes s;
-        kn_layout l;
-        generate(&s, seed);
-        KN_CHECK(kn_layout_make(&l, KN_LAYOUT_WHOLE, s.param, s.params, 1 + (int)seed % MAX_SHARDS));
-        check_partition(&l, &s);
-        for (int i = 0; i < l.params; i++)
-            for (int r = 0; r < l.shards; r++) {
-                int64_t n = kn_interval_numel(kn_layout_part(&l, i, r));
-                KN_CHECK(n == 0 || n == l.numel[i], "parameter %d of seed %d", i, (int)seed);
-            }
-        kn_layout_free(&l);
-    }
-}
-
 KN_TEST(layout, ragged_of_gpt2_xl_is_quick_and_tight)
 {
     enum { D = 1600, BLOCK = 12, ALL = 48 * BLOCK + 4 };
