@@ -112,8 +112,6 @@ static bool read_rendezvous(kn_launch *l, const char *text)
                *step = getenv("SLURM_STEP_ID"), *colon = strrchr(text, ':');
     kn_tcp_place *p = &l->place;
     int64_t port = 0;
-    l->counted = strncmp(text, "counted:", 8) == 0;
-    text += l->counted ? 8 : 0;
     bool file = strncmp(text, "file:/", 6) == 0;
     bool tcp = strncmp(text, "tcp:", 4) == 0 && colon > text + 4 &&
                kn_parse_number(colon + 1, 1, 65535, &port);
@@ -209,8 +207,7 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads)
     if (l->size == 1)
         return NULL;
     if (l->tcp)
-        return l->counted ? kn_comm_counted(kn_comm_tcp(&l->place, l->rank, l->size))
-                          : kn_comm_tcp(&l->place, l->rank, l->size);
+        return kn_comm_tcp(&l->place, l->rank, l->size);
 #ifdef KN_HAVE_MPI
     if (speaks_mpi(l) && l->local_size > 0)
         kn_comm_device_place(l->local_rank, l->local_size, true);

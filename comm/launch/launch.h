@@ -15,7 +15,6 @@ typedef struct kn_launch {
     char job[256];              /* distinguishes this job from others of the user */
     kn_tcp_place place;         /* where ranks of several hosts meet; no host: not set */
     bool tcp;                   /* by KNAP_RENDEZVOUS */
-    bool counted;               /* the same, behind "counted:" */
 } kn_launch;
 
 /* Reads the environment. False with an error if it is contradictory or incomplete. */
@@ -37,8 +36,5 @@ kn_comm *kn_rendezvous(const char *job, int rank, int size, int threads);
 
 /* mpi.c: the world of MPI_COMM_WORLD; NULL with an error. Built with -Dmpi. */
 kn_comm *kn_comm_mpi(int rank, int size);
-
-/* counted.c: around the world inner, which goes with it; NULL with an error, or where inner is. */
-kn_comm *kn_comm_counted(kn_comm *inner);
 
 #endif
