@@ -7,7 +7,7 @@
 #include "fsdp/fsdp.h"
 
 /* The mesh that a strategy asks for: one shard group of all ranks; a group of each machine's ranks,
- * unless .mesh says how many; each rank alone. */
+ * unless .mesh says how many; each rank alone. In this order: the largest groups first. */
 typedef enum kn_mesh_of { KN_MESH_OF_ALL, KN_MESH_OF_MACHINES, KN_MESH_OF_ONE } kn_mesh_of;
 
 /* KN_..., name, its mesh, whether parameters stay gathered from forward to backward. */

@@ -14,6 +14,11 @@
 extern const kn_family *const __start_kn_families[] __attribute__((visibility("hidden")));
 extern const kn_family *const __stop_kn_families[] __attribute__((visibility("hidden")));
 
+bool kn_family_makes(const kn_family *f, const kn_family *other)
+{
+    return f && strcmp(f->prefix, other->prefix) == 0;
+}
+
 const kn_family *kn_family_at(kn_family_kind kind, int i)
 {
     for (const kn_family *const *f = __start_kn_families; f < __stop_kn_families; f++)

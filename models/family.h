@@ -193,6 +193,8 @@ typedef struct kn_family {
     }
 extern const kn_family kn_gpt_family, kn_llama_family, kn_resnet_family, kn_vit_family;
 
+/* Whether f's models are those of another table, which may be f itself or one over its model. */
+bool kn_family_makes(const kn_family *f, const kn_family *other);
 /* Family number i of a kind, from 0; NULL past the last. */
 const kn_family *kn_family_at(kn_family_kind kind, int i);
 /* That of a "model_type", of a choice of --model (a preset, or .custom); NULL, without an error:

@@ -223,7 +223,8 @@ void kn_pretrained_free(kn_pretrained *p)
 
 static const void *config_if(const kn_pretrained *p, const char *function, const kn_family *f)
 {
-    return kn_given(p, function, "the model") && p->config.family == f ? p->config.of : NULL;
+    return kn_given(p, function, "the model") && kn_family_makes(p->config.family, f) ? p->config.of
+                                                                                      : NULL;
 }
 
 const kn_resnet_config *kn_pretrained_resnet(const kn_pretrained *p)

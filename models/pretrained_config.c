@@ -120,8 +120,10 @@ static bool from_tensors(const char *name, const kn_json_source args, const kn_p
         return false;
     kn_vision_sizes s = { .channels = first.shape[1],
                           .classes = last.shape[0],
-                          .small_stem = family == &kn_resnet_family && first.shape[2] == 3 };
-    return (family != &kn_vit_family || vit_sizes(args, f, path, what, &first, c, &s)) &&
+                          .small_stem =
+                              kn_family_makes(family, &kn_resnet_family) && first.shape[2] == 3 };
+    return (!kn_family_makes(family, &kn_vit_family) ||
+            vit_sizes(args, f, path, what, &first, c, &s)) &&
            kn_vision_fit(c, &s);
 }
 
@@ -213,7 +215,7 @@ static bool from_config(const kn_json_source s, const char *given, const kn_piec
     return check_number(s, "num_classes", sizes.classes) &&
            check_number(args, "num_classes", sizes.classes) &&
            check_number(args, "in_chans", sizes.channels) &&
-           (own || c->family != &kn_vit_family ||
+           (own || !kn_family_makes(c->family, &kn_vit_family) ||
             (check_number(args, "embed_dim", (int64_t)kn_config_get(c, "embd", 0)) &&
              check_number(args, "patch_size", sizes.patch)));
 }
@@ -231,6 +233,6 @@ bool kn_pretrained_config_model(const json_t *json, const char *config_path, con
     if (json)
         return kn_vision_input_read(s, c, false, in);
     *in = kn_vision_input_of(c);
-    kn_vision_input_guess(in, c->family == &kn_vit_family);
+    kn_vision_input_guess(in, kn_family_makes(c->family, &kn_vit_family));
     return kn_vision_input_check(in, c, path);
 }

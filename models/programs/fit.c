@@ -30,6 +30,7 @@ typedef struct fit {
 static const char *const layouts[] = { KN_LAYOUTS(NAME) };
 enum {
     LAYOUTS = sizeof layouts / sizeof *layouts,
+    STRATEGIES = KN_STRATEGY_COUNT - KN_FULL_SHARD,
     MOST_ROWS = 1 << 20 /* of --batch */
 };
 
@@ -102,23 +103,33 @@ static int64_t most_rows(fit *f, const way *w)
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
+/* All strategies, the one with the least traffic first: small groups, and what stays gathered. */
+static void list_strategies(int strategy[STRATEGIES])
+{
+    int n = 0;
+    for (int mesh = KN_MESH_OF_ONE; mesh >= KN_MESH_OF_ALL; mesh--)
+        for (int keeps = 1; keeps >= 0; keeps--)
+            for (int s = KN_FULL_SHARD; s < KN_STRATEGY_COUNT; s++)
+                if ((int)kn_strategies[s].mesh == mesh && kn_strategies[s].keeps == keeps)
+                    strategy[n++] = s - KN_FULL_SHARD;
+}
+
 /* Options that are given stay; the others take each value, the cheapest in time first: what is
  * computed twice and what travels to the host cost more than what travels between ranks. */
 static bool rehearse_all(fit *f)
 {
-    static const int by_traffic[] = { KN_NO_SHARD, KN_HYBRID_SHARD_GRAD_OP, KN_HYBRID_SHARD,
-                                      KN_SHARD_GRAD_OP, KN_FULL_SHARD };
-    enum { STRATEGIES = sizeof by_traffic / sizeof *by_traffic };
+    int by_traffic[STRATEGIES];
     const settings *s = f->t->s;
     const kn_options *o = f->t->options;
     const bool alone = kn_comm_size(f->t->world) == 1;
     const bool cut = kn_options_given(o, "strategy") || alone,
                formed = kn_options_given(o, "layout") || alone;
+    list_strategies(by_traffic);
     f->way = kn_host_calloc((size_t)STRATEGIES * LAYOUTS * 4, sizeof *f->way);
     for (int i = 0; f->way && i < 4 * STRATEGIES * LAYOUTS; i++) {
         const int layout = i % LAYOUTS, strategy = i / LAYOUTS % STRATEGIES,
                   rest = i / LAYOUTS / STRATEGIES;
-        way w = { .strategy = by_traffic[strategy] - KN_FULL_SHARD,
+        way w = { .strategy = by_traffic[strategy],
                   .layout = layout,
                   .recompute = rest & 1,
                   .offload = rest >> 1 };

@@ -194,7 +194,7 @@ static bool check_model(const image_settings *s, const kn_options *o)
                  { "sync-bn", &kn_resnet_family } };
     for (size_t i = 0; i < sizeof only / sizeof *only; i++)
         if (kn_options_given(o, only[i].option) &&
-            kn_family_of_choice(KN_IMAGE_MODELS, s->model) != only[i].of)
+            !kn_family_makes(kn_family_of_choice(KN_IMAGE_MODELS, s->model), only[i].of))
             return kn_fail("--%s is an option of a %s, and --model %s is none; leave one of them "
                            "out",
                            only[i].option, only[i].of->noun, s->model);
@@ -288,7 +288,7 @@ static bool follow_weights(const image_settings *s, kn_options *o, const kn_pret
         return kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
     if (!settings_follow(o, "model", preset->name))
         return false;
-    if (c->family == &kn_vit_family)
+    if (kn_family_makes(c->family, &kn_vit_family))
         return follow_number(o, "patch", sizes.patch) && follow_number(o, "image", side);
     return (is(s->stem, "auto") ? kn_options_set(o, "stem", stem)
                                 : settings_follow(o, "stem", stem)) &&

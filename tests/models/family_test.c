@@ -151,6 +151,7 @@ KN_TEST(family, a_table_over_another_model_has_defaults_of_its_own)
     own.fill = with_biases;
     kn_model_config c = small_config(LLAMA);
     c.family = &own;
+    KN_CHECK(kn_family_makes(&own, &kn_llama_family) && !kn_family_makes(&own, &kn_gpt_family));
     KN_CHECK(kn_config_init(&m, &c, KN_F32, KN_META));
     KN_CHECK(kn_module_param(&m, "model.layers.1.self_attn.q_proj.bias"));
 }
