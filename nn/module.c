@@ -137,7 +137,7 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
     return kn_module_set_paths(c);
 }
 
-bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
+bool kn_module_add(void *parent, const char *name, void *child)
 {
     kn_module_impl *p = kn_impl(parent, "kn_module_add"), *c = kn_impl(child, "kn_module_add");
     if (c && c->parent)

@@ -34,7 +34,7 @@ typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg
 KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name);
 /* Adds child to parent as "name" (unique, without dots). After an error child is freed unless it
  * has a parent already, so a failing chain of inits leaks nothing. */
-KN_API bool kn_module_add(kn_module *parent, const char *name, kn_module *child);
+KN_API bool kn_module_add(void *parent, const char *name, void *child);
 /* A module that only holds children (ModuleList): add with names "0", "1", ... */
 KN_API bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name);
 KN_API void kn_module_free(void *m); /* what its tree holds; m leaves the tree around it */

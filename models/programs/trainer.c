@@ -21,9 +21,13 @@ bool training_has_steps(const training *t, const char *option)
         return t->from || kn_options_given(t->options, "init") ||
                kn_fail("--eval-only evaluates the model of a folder; give --resume or --init");
     if (t->from && t->begin >= s->steps)
-        return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
-                       kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
-                       option);
+        return kn_fail(
+            "%s is at step %lld of %lld%s: nothing is left to train; give a larger --%s",
+            kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
+            t->rows == t->rows_then
+                ? ""
+                : " (steps have other sizes than when it was saved, as with other --ranks)",
+            option);
     if (s->patience > 0 && t->worse >= s->patience)
         return kn_fail("%s is behind %lld evaluations without a better one, where --patience %lld "
                        "ends the training; give a larger one, or 0",

@@ -77,6 +77,9 @@ if [ -f "$ROOT/examples/mlp.c" ]; then
     # shellcheck disable=SC2046
     run cc -O2 mlp.c -o mlp $(knap_flags --cflags --libs)
     check "the example of the README builds outside the tree" succeeds
+    # shellcheck disable=SC2046
+    run cc -O2 "$ROOT/examples/spiral.c" -o spiral $(knap_flags --cflags --libs)
+    check "and the one of docs/own-model.md, which takes sines" succeeds
     found=no
     IFS=: read -r -a folders <<<"${KNAP_DATA:-}:${HOME:-}/.cache/knap"
     for folder in "${folders[@]}"; do
