@@ -1,5 +1,6 @@
 /* kernels/device.c: finds the device's table and calls it; launches kernels through its
  * providers. */
+#include "kernels/device.h"
 #include "kernels/graph_internal.h"
 #include "kernels/kernels_internal.h"
 

@@ -11,7 +11,6 @@
 #ifndef KNAP_TESTS_KERNELS_OVERLAY_H
 #define KNAP_TESTS_KERNELS_OVERLAY_H
 
-#include "kernels/cpu/cpu_internal.h"
 #include "kernels/kernels.h"
 #include "tests/kn_test.h"
 
@@ -49,7 +48,6 @@ typedef struct overlay_case {
     int outs;
     kn_array out[CASE_OUTS];
     double rel[CASE_OUTS], abs[CASE_OUTS]; /* both 0: bit for bit */
-    double part[CASE_OUTS];                /* of the largest element (case_sums) */
     char what[400];
 } overlay_case;
 
@@ -115,32 +113,6 @@ static inline void case_dmask(overlay_case *c, kn_attention_grad_args *a, double
     a->dmask = case_array(c, a->q.dtype, DENSE, UNSET, 4, a->mask.shape);
     memset(a->dmask.data, 0, (size_t)kn_array_numel(&a->dmask) * kn_dtype_size(a->dmask.dtype));
     case_close(c, &a->dmask, abs);
-}
-
-/* case_close of sums in bf16, whose terms a CPU that multiplies pairs rounds to bf16: each by at
- * most 2^-8, one independently of the other: a sum moves by less than 2^-8 of the largest one. */
-static inline void case_sums(overlay_case *c, const kn_array *a, double abs)
-{
-    case_close(c, a, abs);
-#ifndef KN_TEST_DEVICE
-    c->part[c->outs - 1] = a->dtype == KN_BF16 && kn_cpu_multiplies_pairs() ? 0x1p-8 : 0;
-#endif
-}
-
-/* What output k, by the reference y, may differ by beside its precision. */
-static inline double case_slack(const overlay_case *c, int k, const kn_array *y)
-{
-    int64_t at[KN_MAX_DIMS] = { 0 };
-    double most = 0;
-    for (int64_t i = c->part[k] > 0 ? kn_array_numel(y) : 0; i > 0; i--) {
-        int64_t offset = 0;
-        for (int d = 0; d < y->ndim; d++)
-            offset += at[d] * y->stride[d];
-        most = fmax(most, fabs(case_get(y, offset)));
-        for (int d = y->ndim - 1; d >= 0 && ++at[d] == y->shape[d]; d--)
-            at[d] = 0;
-    }
-    return c->abs[k] + c->part[k] * most;
 }
 /* Runs the case everywhere; ends the test at the first disagreement. */
 void case_run(overlay_case *c, const void *args);
