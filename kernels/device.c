@@ -99,16 +99,27 @@ enum { PRODUCTS = sizeof products / sizeof *products };
 static _Atomic int most; /* allowed, a kn_products */
 static pthread_once_t most_once = PTHREAD_ONCE_INIT;
 
-static void read_products(void)
+/* The number of KNAP_F32_PRODUCTS; PRODUCTS where it is none of them. */
+static int products_asked(void)
 {
     const char *text = getenv("KNAP_F32_PRODUCTS");
     int p = 0;
     while (p < PRODUCTS && text && *text && strcmp(text, products[p]) != 0)
         p++;
-    if (p == PRODUCTS)
-        kn_fail("KNAP_F32_PRODUCTS=%s: must be exact, tf32 or bf16", text);
-    else
-        atomic_store(&most, p);
+    return p;
+}
+
+bool kn_f32_products_known(void)
+{
+    return products_asked() < PRODUCTS ||
+           kn_fail("KNAP_F32_PRODUCTS=%s: must be exact, tf32 or bf16",
+                   getenv("KNAP_F32_PRODUCTS"));
+}
+
+static void read_products(void)
+{
+    const int p = products_asked();
+    atomic_store(&most, p < PRODUCTS ? p : KN_PRODUCTS_EXACT);
 }
 
 bool kn_set_f32_products(kn_products p)

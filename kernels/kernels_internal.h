@@ -82,6 +82,8 @@ KN_API void kn_device_unregister(kn_device d); /* its streams, events and memory
 extern KN_API kn_device kn_default_device;
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
+/* False with an error where KNAP_F32_PRODUCTS is none of them. */
+bool kn_f32_products_known(void);
 /* Its memory lies apart from the host's: bytes cross by kn_transfer. */
 bool kn_device_is_apart(kn_device d);
 

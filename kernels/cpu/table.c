@@ -143,8 +143,7 @@ static bool cpu_open(void)
                        isas[ISAS - 1].name);
     if (refused)
         return kn_fail("KNAP_ISA=%s: this machine and build run %s", wanted ? wanted : "", names);
-    kn_f32_products(KN_CPU); /* the error of a wrong KNAP_F32_PRODUCTS */
-    return true;
+    return kn_f32_products_known();
 }
 
 static int cpu_providers(const kn_provider *out[KN_MAX_PROVIDERS])

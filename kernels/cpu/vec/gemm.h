@@ -131,7 +131,7 @@ VEC_INLINE vf gemm_pair(vf first, vf second, kn_dtype t)
     return t == KN_F32 ? v_pairs(first, second) : (vf)((vu)first | (vu)second >> 16);
 }
 
-/* gemm_pack_line of rows of f32, a line of bf16 each. */
+/* gemm_pack_line of at most GEMM_NR rows of f32, a line of bf16 each. */
 VEC_INLINE void gemm_round_line(float *dst, const float *src, int64_t si, int width)
 {
     float line[GEMM_NR * LINE] __attribute__((aligned(64)));
