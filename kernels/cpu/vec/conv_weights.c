@@ -29,32 +29,34 @@ static bool is_each_position(const kn_conv_grad_w_args *a, int64_t *step)
     return each;
 }
 
-/* Whether bf16 stays bf16 in the panels (gemm.h); those of windows are f32. */
+/* Whether bf16 stays bf16 in the panels (gemm.h). */
 static bool is_of_pairs(const kn_conv_grad_w_args *a)
 {
-    int64_t step;
-    return a->x.dtype == KN_BF16 && kn_cpu_multiplies_pairs() && is_each_position(a, &step);
+    return a->x.dtype == KN_BF16 && kn_cpu_multiplies_pairs();
 }
 
-/* Whether the windows are 3 x 3 with stride 1, and there are enough of them, and channels. */
+/* Whether the windows are 3 x 3 with stride 1, and there are enough of them, and channels; where
+ * pairs are multiplied, direct sums are faster. */
 static bool is_for_tiles(const kn_conv_grad_w_args *a)
 {
     const int64_t *n = a->dw.shape, *p = a->dy.shape;
-    bool three = n[0] >= 64 && n[1] >= 64 && p[0] * p[2] * p[3] >= 256;
+    bool three = n[0] >= 64 && n[1] >= 64 && p[0] * p[2] * p[3] >= 256 && !is_of_pairs(a);
     for (int d = 0; d < 2; d++)
         three = three && n[2 + d] == 3 && a->stride[d] == 1 && a->dilation[d] == 1;
     return three;
 }
 
 /* Whether oneDNN is slower: where few rows of dw share a packed window, or a window's channels
- * don't fill a panel, it isn't. On a Zen 4 it is in bf16, too, where pairs are multiplied. */
+ * don't fill a panel, it isn't. On a Zen 4 it is in bf16, too, where pairs are multiplied, but for
+ * larger windows with stride 1. */
 static bool is_worth_it(const kn_conv_grad_w_args *a)
 {
 #ifdef KN_HAVE_ONEDNN
     const int64_t *w = a->dw.shape;
     const bool one = w[2] * w[3] == 1;
     if (is_of_pairs(a))
-        return w[0] >= 64 && w[1] >= 64 && !kn_cpu_multiplies_matrices();
+        return w[0] >= 32 && w[1] >= 32 && (one || a->stride[0] * a->stride[1] > 1) &&
+               !kn_cpu_multiplies_matrices();
     return onednn_is_slower(a->x.dtype) &&
            (is_for_tiles(a) || (w[0] >= 64 && w[1] >= (one ? 64 : 16)) ||
             (w[0] >= 32 && w[1] == 1 && !one));

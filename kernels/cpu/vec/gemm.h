@@ -194,6 +194,8 @@ typedef struct gemm_ahead {
     const char *line;
     int64_t run, left; /* lines of a run of the memory, and those left of this one */
     int64_t skip;      /* bytes from the end of a run to the next */
+    int64_t row, runs; /* runs of a row of them, and those left of this one; 0: no rows */
+    int64_t further;   /* bytes to skip more at the end of a row */
     int64_t lines;     /* still to ask for */
     int64_t each;      /* of them, before every AHEAD terms */
 } gemm_ahead;
@@ -207,6 +209,8 @@ VEC_INLINE void gemm_ask(gemm_ahead *s)
         const bool last = --s->left == 0;
         s->line += 64 + (last ? s->skip : 0);
         s->left = last ? s->run : s->left;
+        if (last && --s->runs == 0)
+            s->line += s->further, s->runs = s->row;
     }
 }
 

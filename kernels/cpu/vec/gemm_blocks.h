@@ -163,10 +163,11 @@ static void pack_left(const product *p, float *left, const block *b)
 }
 
 /* The source of the panel of a block from column n on: `lines` runs of the memory, `apart` elements
- * from each other. */
+ * from each other; windows lie in rows, which the first `begun` runs end. */
 typedef struct panel {
     const char *at;
     int64_t width, lines, apart, run; /* run: elements of a line */
+    int64_t row, begun, further;      /* runs of a row; elements from its end to the next */
 } panel;
 
 static panel panel_of(const product *p, const block *b, int64_t n)
@@ -177,6 +178,8 @@ static panel panel_of(const product *p, const block *b, int64_t n)
     if (p->windows && b->kb > 0) {
         s.at = windows_first(p->b, p->windows, n, b->k, p->t);
         s.lines = b->kb, s.run = s.width, s.apart = windows_apart(p->windows);
+        s.row = p->windows->Q, s.begun = s.row - b->k % s.row;
+        s.further = p->windows->stride[0] * p->windows->row - s.row * s.apart;
         return s;
     }
     s.lines = rows ? b->kb : s.width;
@@ -188,7 +191,7 @@ static panel panel_of(const product *p, const block *b, int64_t n)
 static void pack_right(const product *p, float *right, const panel *s, const block *b, int64_t n)
 {
     if (p->windows)
-        windows_pack(right, p->b, p->windows, n, s->width, b->k, b->kb, p->t);
+        windows_pack(right, p->b, p->windows, n, s->width, b->k, b->kb, p->pairs, p->t);
     else if (p->pairs)
         VEC_BY_DTYPE(p->t, gemm_pack_pairs, right, s->at, p->bn, p->bk, s->width, b->kb, GEMM_NR);
     else
@@ -203,6 +206,9 @@ static gemm_ahead panel_ahead(const product *p, const panel *s, int64_t tiles, i
                          .run = run,
                          .left = run,
                          .skip = s->apart * bytes - run * 64,
+                         .row = s->row,
+                         .runs = s->begun,
+                         .further = s->further * bytes,
                          .lines = s->lines * run,
                          .each = ceil_div(s->lines * run, tiles * ceil_div(kb, AHEAD)) };
 }

@@ -75,17 +75,82 @@ VEC_INLINE void windows_pack_run(float *dst, const char *x, const windows *s, in
     }
 }
 
+/* ---- pairs of bf16 (gemm_pack_pairs) --------------------------------------------------------- */
+
+/* Elements [first, first + n) of a run that begins at column w and isn't inside of the image: a
+ * copy in `room`. */
+VEC_INLINE const uint16_t *windows_edge(uint16_t *room, const char *row, const windows *s,
+                                        int64_t w, int64_t first, int64_t n)
+{
+    const int64_t from = v_max_i64(0, -w * s->channels - first);
+    const int64_t to = row ? v_min_i64(n, (s->W - w) * s->channels - first) : 0;
+    memset(room, 0, (size_t)n * sizeof *room);
+    if (from < to)
+        memcpy(room + from, gemm_at(row, KN_BF16, w * s->column + first + from),
+               (size_t)(to - from) * sizeof *room);
+    return room;
+}
+
+VEC_INLINE void windows_put_pair(float *dst, const uint16_t *one, const uint16_t *two, int64_t n)
+{
+    for (int i = 0; i < GEMM_NR; i += KN_VW) {
+        const int64_t many = v_max_i64(0, v_min_i64(KN_VW, n - i));
+        const vf first = v_get_n(KN_BF16, one, i, many), second = v_get_n(KN_BF16, two, i, many);
+        v_put_n(KN_F32, dst, i, gemm_pair(first, second, KN_BF16), n - i);
+    }
+}
+
+/* windows_pack_run in pairs; of an odd kc with a zero. A pair may have windows of two rows. */
+VEC_INLINE void windows_pair_run(float *dst, const char *x, const windows *s, int64_t run,
+                                 int64_t first, int64_t n, int64_t k, int64_t kc)
+{
+    const int64_t down = run / s->runs * s->dilation[0] - s->pad[0];
+    const int64_t right = run % s->runs * s->dilation[1] - s->pad[1];
+    /* columns from which the elements are inside of the image */
+    const int64_t least = -(first / s->channels);
+    const int64_t most = s->W - ceil_div(first + n, s->channels);
+    int64_t q = k % s->Q, p = k / s->Q % s->P, image = k / s->Q / s->P;
+    uint16_t room[2][GEMM_NR];
+    const uint16_t none[GEMM_NR] = { 0 }, *at[2];
+    bool second = false;
+    while (kc > 0) {
+        const int64_t h = p * s->stride[0] + down, many = v_min_i64(kc, s->Q - q);
+        const char *row =
+            h >= 0 && h < s->H ? gemm_at(x, KN_BF16, image * s->image + h * s->row) : NULL;
+        for (int64_t i = 0; i < many; i++, second = !second) {
+            const int64_t w = (q + i) * s->stride[1] + right;
+            at[second] = row && w >= least && w <= most
+                             ? gemm_at(row, KN_BF16, w * s->column + first)
+                             : windows_edge(room[second], row, s, w, first, n);
+            if (second)
+                windows_put_pair(dst, at[0], at[1], n), dst += GEMM_NR;
+        }
+        kc -= many;
+        q = 0;
+        if (++p == s->P)
+            p = 0, image++;
+    }
+    if (second)
+        windows_put_pair(dst, at[0], none, n);
+}
+
+/* ---- panels ---------------------------------------------------------------------------------- */
+
 /* Columns [n, n + width) of windows [k, k + kc) of the images at x, as gemm_pack_panel. */
 VEC_INLINE void windows_pack_panel(float *dst, const char *x, const windows *s, int64_t n,
-                                   int64_t width, int64_t k, int64_t kc, kn_dtype t)
+                                   int64_t width, int64_t k, int64_t kc, bool pairs, kn_dtype t)
 {
     const int64_t length = s->across * s->channels;
     if (width < GEMM_NR)
-        memset(dst, 0, (size_t)(kc * GEMM_NR) * sizeof *dst);
+        memset(dst, 0, (size_t)((pairs ? ceil_div(kc, 2) : kc) * GEMM_NR) * sizeof *dst);
     for (int64_t j = 0, many; kc > 0 && j < width; j += many) {
         const int64_t run = (n + j) / length, first = (n + j) % length;
         many = v_min_i64(width - j, length - first);
-        if (many == GEMM_NR) /* a constant */
+        if (pairs && many == GEMM_NR) /* a constant */
+            windows_pair_run(dst, x, s, run, first, GEMM_NR, k, kc);
+        else if (pairs)
+            windows_pair_run(dst + j, x, s, run, first, many, k, kc);
+        else if (many == GEMM_NR)
             windows_pack_run(dst, x, s, run, first, GEMM_NR, k, kc, t);
         else
             windows_pack_run(dst + j, x, s, run, first, many, k, kc, t);
@@ -93,9 +158,12 @@ VEC_INLINE void windows_pack_panel(float *dst, const char *x, const windows *s, 
 }
 
 static inline void windows_pack(float *dst, const char *x, const windows *s, int64_t n,
-                                int64_t width, int64_t k, int64_t kc, kn_dtype t)
+                                int64_t width, int64_t k, int64_t kc, bool pairs, kn_dtype t)
 {
-    VEC_BY_DTYPE(t, windows_pack_panel, dst, x, s, n, width, k, kc);
+    if (pairs)
+        windows_pack_panel(dst, x, s, n, width, k, kc, true, KN_BF16);
+    else
+        VEC_BY_DTYPE(t, windows_pack_panel, dst, x, s, n, width, k, kc, false);
 }
 
 #endif
