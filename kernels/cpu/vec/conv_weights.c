@@ -105,10 +105,24 @@ static int64_t pieces_of(const product *p, int64_t images)
     return v_max_i64(n, 1);
 }
 
-/* dw = the sum of a batch's products, [O,R,S,C] each. */
+/* dw [C,O] of 1 x 1 weights, by the same sums: the right operand comes from memory in time. */
+static void turn(batch *s)
+{
+    const product q = s->p;
+    const int64_t a = s->a[0];
+    product *p = &s->p;
+    p->M = q.N, p->N = q.M, p->a = q.b, p->b = q.a;
+    p->ak = q.bk, p->bk = q.ak;
+    s->a[0] = s->b[0], s->b[0] = a;
+}
+
+/* dw = the sum of a batch's products, [O,R,S,C] each; of positions the longer side of dw last. */
 static kn_status run_pieces(batch *s, const kn_array *dw, int threads)
 {
     const int64_t *n = dw->shape;
+    const bool turned = !s->p.windows && n[0] > n[1];
+    if (turned)
+        turn(s);
     const size_t bytes = (size_t)(s->count * s->p.M * s->p.N) * sizeof(float);
     float *sums = vec_scratch(bytes);
     if (!sums)
@@ -119,7 +133,9 @@ static kn_status run_pieces(batch *s, const kn_array *dw, int threads)
     if (divided ? batch_divided(s, threads) : batch_shared(s, threads)) {
         kn_add_pieces(sums, s->p.M * s->p.N, s->count);
         kn_copy_args copy = { *dw, kn_array_make(sums, KN_F32, 4, n) };
-        const int64_t strides[4] = { n[1] * n[2] * n[3], 1, n[3] * n[1], n[1] };
+        int64_t strides[4] = { n[1] * n[2] * n[3], 1, n[3] * n[1], n[1] };
+        if (turned)
+            strides[0] = 1, strides[1] = n[0];
         memcpy(copy.src.stride, strides, sizeof strides);
         status = VEC_FN(vec_copy)(&copy);
     }
