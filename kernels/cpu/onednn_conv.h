@@ -12,7 +12,7 @@ enum { X = 0, W, Y, PARTS };
 typedef struct kn_conv_key {
     int64_t kind, t, bias, groups;
     int64_t x[4], w[4], y[4];
-    int64_t x_last, y_last; /* channels-last */
+    int64_t x_last, w_last, y_last; /* channels-last */
     int64_t stride[2], pad[2], pad_after[2], dilation[2];
 } kn_conv_key;
 
