@@ -193,18 +193,19 @@ OVERLAY(overlay_image, conv_grad_w_of_other_positions, CONV_GRAD_W, 6200, 16)
     case_run(c, &a);
 }
 
-/* Many positions: sums of pieces, and of blocks of one. Beside oneDNN results of few rows or
- * channels are left to it, but for one channel. */
+/* Many positions: sums of pieces, and of blocks of one, also with more rows than channels. Beside
+ * oneDNN results of few rows or channels are left to it, but for one channel. */
 OVERLAY(overlay_image, conv_grad_w_of_many_positions, CONV_GRAD_W, 6100, overlay_cases(32))
 {
-    static const int64_t sizes[4][2] = { { 7, 5 }, { 64, 17 }, { 64, 64 }, { 33, 1 } };
-    const int64_t O = sizes[i % 4][0], C = sizes[i % 4][1], N = 1 + 2 * case_pick(c, 2);
+    static const int64_t sizes[4][2] = { { 7, 5 }, { 64, 17 }, { 81, 64 }, { 33, 1 } };
+    const bool each = i % 8 == 2; /* position is a window */
+    const int64_t O = sizes[i % 4][0], C = sizes[i % 4][1], N = each ? 3 : 1 + 2 * case_pick(c, 2);
     const int64_t kernel = i % 4 == 2 ? 1 : 3 + 4 * (i % 8 == 3);
-    const kn_dtype t = case_float(c);
+    const kn_dtype t = each && i % 16 > 8 ? KN_BF16 : case_float(c);
     kn_conv_grad_w_args a = { .groups = 1 };
     int64_t x[4] = { N, C }, y[4] = { N, O };
     for (int d = 0; d < 2; d++) {
-        a.stride[d] = 1 + case_pick(c, 2), a.dilation[d] = 1 + case_pick(c, 2);
+        a.stride[d] = each ? 1 : 1 + case_pick(c, 2), a.dilation[d] = 1 + case_pick(c, 2);
         a.pad[d] = case_pick(c, kernel);
         x[2 + d] = a.stride[d] * (23 + case_pick(c, 3)) + kernel;
         y[2 + d] = positions(x[2 + d], kernel, a.pad[d], a.stride[d], a.dilation[d]);

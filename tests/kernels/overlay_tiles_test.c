@@ -1,5 +1,6 @@
 /* tests/kernels/overlay_tiles_test.c: the fast providers against the reference (overlay.h):
- * convolutions that they cut into tiles (kernels/cpu/vec/winograd.h). */
+ * convolutions that they cut into tiles (kernels/cpu/vec/winograd.h), or multiply in pairs of bf16
+ * (gemm_windows.h), and weights in rows. */
 #include "tests/kernels/overlay_images.h"
 
 /* Channels-last images with windows of 3 x 3 and stride 1, of sizes for which the vector provider
@@ -62,6 +63,45 @@ OVERLAY(overlay_tiles, conv_grad_w_of_tiles, CONV_GRAD_W, 7200, overlay_cases(32
     a.x = image_last(c, t, NORMAL, xs);
     a.dw = image(c, t != KN_F64 && case_pick(c, 2) ? KN_F32 : t, UNSET, ws);
     case_close(c, &a.dw, sum_error(ys[0] * ys[2] * ys[3]));
+    case_run(c, &a);
+}
+
+/* Windows of bf16 in pairs: odd numbers of positions, pads, and panels that aren't full. */
+OVERLAY(overlay_tiles, conv_grad_w_of_windows, CONV_GRAD_W, 6300, overlay_cases(64))
+{
+    const int64_t C = 32 + case_pick(c, 40), O = 32 + case_pick(c, 20), N = 1 + case_pick(c, 3);
+    const kn_dtype t = i % 8 ? KN_BF16 : case_float(c);
+    kn_conv_grad_w_args a = { .groups = 1 };
+    int64_t x[4] = { N, C }, y[4] = { N, O }, w[4] = { O, C };
+    for (int d = 0; d < 2; d++) {
+        w[2 + d] = 1 + case_pick(c, 4);
+        a.stride[d] = 1 + d + case_pick(c, 2), a.dilation[d] = 1 + case_pick(c, 3) / 2;
+        a.pad[d] = case_pick(c, w[2 + d] + 1);
+        x[2 + d] = a.dilation[d] * (w[2 + d] - 1) + 1 + case_pick(c, 30 >> 3 * d);
+        y[2 + d] = positions(x[2 + d], w[2 + d], a.pad[d], a.stride[d], a.dilation[d]);
+        case_note(c, " stride %d pad %d dilation %d", (int)a.stride[d], (int)a.pad[d],
+                  (int)a.dilation[d]);
+    }
+    a.dy = image_last(c, t, NORMAL, y);
+    a.x = image_last(c, t, NORMAL, x);
+    a.dw = image(c, i % 2 && t != KN_F64 ? KN_F32 : t, UNSET, w);
+    case_close(c, &a.dw, sum_error(N * y[2] * y[3]));
+    case_run(c, &a);
+}
+
+/* Weights of many results, which threads share to reorder. */
+OVERLAY(overlay_tiles, conv_of_many_results, CONV, 6400, overlay_cases(24))
+{
+    const int64_t C = 16 + case_pick(c, 32), O = 65 + case_pick(c, 300), kernel = 1 + i % 2 * 2;
+    const int64_t H = 2 + case_pick(c, 6), stride = 1 + case_pick(c, 2);
+    const int64_t P = positions(H, kernel, kernel / 2, stride, 1);
+    const kn_dtype t = i % 3 ? KN_BF16 : case_float(c);
+    kn_conv_args a = { .groups = 1, .stride = { stride, stride }, .dilation = { 1, 1 } };
+    a.pad[0] = a.pad[1] = kernel / 2;
+    a.x = image_last(c, t, NORMAL, (int64_t[]){ 2, C, H, H });
+    a.w = image(c, t, NORMAL, (int64_t[]){ O, C, kernel, kernel });
+    a.y = image_last(c, t, UNSET, (int64_t[]){ 2, O, P, P });
+    case_close(c, &a.y, sum_error(C * kernel * kernel));
     case_run(c, &a);
 }
 

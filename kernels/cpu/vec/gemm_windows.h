@@ -93,10 +93,10 @@ VEC_INLINE const uint16_t *windows_edge(uint16_t *room, const char *row, const w
 
 VEC_INLINE void windows_put_pair(float *dst, const uint16_t *one, const uint16_t *two, int64_t n)
 {
-    for (int i = 0; i < GEMM_NR; i += KN_VW) {
-        const int64_t many = v_max_i64(0, v_min_i64(KN_VW, n - i));
+    for (int64_t i = 0; i < n; i += KN_VW) {
+        const int64_t many = v_min_i64(KN_VW, n - i);
         const vf first = v_get_n(KN_BF16, one, i, many), second = v_get_n(KN_BF16, two, i, many);
-        v_put_n(KN_F32, dst, i, gemm_pair(first, second, KN_BF16), n - i);
+        v_put_n(KN_F32, dst, i, gemm_pair(first, second, KN_BF16), many);
     }
 }
 
