@@ -2,10 +2,11 @@
  *
  *   dw[O, (R,S,C)] = dy[O, positions] windows of x[positions, (R,S,C)]
  *
- * on the panels of gemm_blocks.h; gemm_windows.h packs the windows. With windows of 3 x 3 and
- * stride 1 it is 16 products of fewer operations (winograd.h). Other layouts and groups are left to
- * the next provider. If that is oneDNN, so are dtypes for which it isn't known to be slower
- * (onednn_is_slower) and results of few rows or channels (docs/results.md). */
+ * on the panels of gemm_blocks.h; gemm_windows.h packs the windows, bf16 in pairs where the CPU
+ * multiplies these. Else, with windows of 3 x 3 and stride 1, it is 16 products of fewer operations
+ * (winograd.h). Other layouts and groups are left to the next provider. If that is oneDNN, so are
+ * dtypes for which it isn't known to be slower (onednn_is_slower) and results of few rows or
+ * channels (docs/results.md). */
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/pieces.h"
 #include "kernels/cpu/vec/gemm_batch.h"

@@ -1,7 +1,7 @@
 /* kernels/cpu/vec/gemm_windows.h (private): the windows of a convolution as the right operand of a
  * product. Row k holds the window at position k of images whose channels lie side by side, [rows of
  * the kernel][columns][channels], zero outside of the image. That matrix is never in memory: each
- * panel is packed from the images. */
+ * panel is packed from the images, as f32 or, of bf16, as pairs of positions (gemm.h). */
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_WINDOWS_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_WINDOWS_H
 
