@@ -467,6 +467,21 @@ KN_TEST(attention, an_infinite_key_that_nobody_attends_to_has_no_gradient)
     }
 }
 
+/* What a call leaves in the workspace reaches no later one: here NaN where the last query's partner
+ * lies, at keys before the window. */
+KN_TEST(attention, a_call_after_one_of_nan_is_right)
+{
+    shape s = { 1, 1, 1, 37, 37, 16, true, false, 0 };
+    OWNED_CASE call c = build(s, KN_BF16);
+    const kn_array *x[] = { &c.f.q, &c.f.k, &c.f.v, &c.g.dout };
+    for (int i = 0; i < 4; i++)
+        for (int64_t e = 0; e < kn_array_numel(x[i]); e++)
+            set(x[i], e, NAN);
+    run(&c);
+    s.window = 5;
+    check(s, KN_BF16);
+}
+
 static int64_t workspace_of(int64_t T)
 {
     call c = build((shape){ 1, 2, 2, T, T, 16, true, true, 0, 100, KN_BOOL }, KN_F32);
