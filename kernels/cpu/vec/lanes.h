@@ -5,6 +5,7 @@
 #define KNAP_KERNELS_CPU_VEC_LANES_H
 
 #include "kernels/convert.h"
+#include "kernels/cpu/cpu_internal.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -401,9 +402,18 @@ VEC_INLINE vf v_from_bf16(vh h)
 #endif
 }
 
-/* Round to nearest even; a NaN stays one (quiet, upper bits kept). */
+/* Round to nearest even; a NaN stays one (quiet, upper bits kept). The instruction (AVX512_BF16)
+ * does the same, but that it takes subnormal numbers for 0. */
 VEC_INLINE vh v_to_bf16(vf x)
 {
+#if KN_VW == 16
+    enum { SUBNORMAL = 0x20 };
+    if (kn_cpu_pairs && !_mm512_fpclass_ps_mask((__m512)x, SUBNORMAL)) {
+        vh h;
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(x));
+        return h;
+    }
+#endif
     const vu u = (vu)x;
     const vu even = (u >> 16) & (vu)v_set1_i(1);
     const vi rounded = (vi)((u + (vu)v_set1_i(0x7fff) + even) >> 16);
