@@ -169,13 +169,12 @@ struct kn_node {
     uint64_t mark;
     bool passed; /* the gradient that comes is its input's already (kn_grad_through) */
     kn_tensor *dout[KN_MAX_OUT];
-    bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
-    struct kn_home {             /* where the gradient of an output is to lie (parts.c) */
-        kn_tensor *place;        /* NULL: anywhere; a reference */
-        int users;               /* edges to the output in this pass */
-        int came;                /* slices of it whose gradients lie in place */
-        bool sliced, uncut;      /* its users are slices, each element once; they aren't */
-        kn_node *cut;            /* its first slice in this pass; each has the next_cut */
+    struct kn_home {        /* where the gradient of an output is to lie (parts.c) */
+        kn_tensor *place;   /* NULL: anywhere; a reference */
+        int users;          /* edges to the output in this pass */
+        int came;           /* slices of it whose gradients lie in place */
+        bool sliced, uncut; /* its users are slices, each element once; they aren't */
+        kn_node *cut;       /* its first slice in this pass; each has the next_cut */
     } home[KN_MAX_OUT];
     kn_node *next_cut;
     kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */

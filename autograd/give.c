@@ -30,28 +30,34 @@ static bool add_part(kn_node *n, int i, kn_tensor *g)
     return true;
 }
 
+/* Nothing else holds on to g, whose elements lie apart from each other: it may be added into. */
+static bool is_free(const kn_tensor *g)
+{
+    return g->refs == 1 && g->storage->refs == 1 && g->storage->category == KN_MEM_ACTIVATION &&
+           (kn_is_contiguous(g) || kn_is_channels_last(g));
+}
+
 /* The gradient of node->out[i] grows by g. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 {
+    kn_tensor *before = n->dout[i];
     n->has_grad = true;
     if (n->apart && !add_part(n, i, g))
         return false;
-    if (!n->dout[i]) {
+    if (!before) {
         n->dout[i] = kn_tensor_ref(g);
-        n->dout_owned[i] = false;
         return true;
     }
-    if (n->dout_owned[i])
-        return grad_add(n->dout[i], n->dout[i], g);
+    if (is_free(before))
+        return grad_add(before, before, g);
     kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim,
                                    g->shape, kn_order_of(g), false);
-    if (!sum || !grad_add(sum, n->dout[i], g)) {
+    if (!sum || !grad_add(sum, before, g)) {
         kn_tensor_free(sum);
         return false;
     }
-    kn_tensor_free(n->dout[i]);
+    kn_tensor_free(before);
     n->dout[i] = sum;
-    n->dout_owned[i] = true;
     return true;
 }
 

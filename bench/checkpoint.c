@@ -9,6 +9,7 @@
  *       scripts/peers dcp reads them with PyTorch. */
 #include "bench/args.h"
 #include "bench/times.h"
+#include "fsdp/kinds.h"
 #include "kernels/error.h"
 #include "state/pieces.h"
 
@@ -82,12 +83,17 @@ static bool write_examples(const char *dir, const char *layout, int ranks)
 {
     kn_layout_param param[TENSORS];
     kn_layout l;
-    kn_layout_kind kind = strcmp(layout, "flat") == 0     ? KN_LAYOUT_FLAT
-                          : strcmp(layout, "ragged") == 0 ? KN_LAYOUT_RAGGED
-                                                          : KN_LAYOUT_PER_PARAM;
+#define NAME(id, name, ...) name,
+    static const char *const names[] = { KN_LAYOUTS(NAME) };
+    const int kinds = sizeof names / sizeof *names;
+    int kind = 0;
+    while (kind < kinds && strcmp(layout, names[kind]) != 0)
+        kind++;
+    if (kind == kinds)
+        return kn_fail("--layout %s: must be one of %s", layout, KN_KIND_CHOICES(KN_LAYOUTS));
     for (int i = 0; i < TENSORS; i++)
         param[i] = (kn_layout_param){ example[i].ndim, example[i].shape, example[i].dim };
-    if (!kn_layout_make(&l, kind, param, TENSORS, ranks))
+    if (!kn_layout_make(&l, (kn_layout_kind)(KN_LAYOUT_FLAT + kind), param, TENSORS, ranks))
         return false;
     bool ok = true;
     for (int r = 0; r < ranks && ok; r++)

@@ -15,12 +15,6 @@
 #include "bench/args.h"
 #include "fsdp/schedule.h"
 #include "knap.h"
-#ifdef KN_STAND_IN
-#include "tests/fsdp/stand_in.h"
-#define DEVICE STAND_IN
-#else
-#define DEVICE KN_CUDA
-#endif
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +32,7 @@ static bool make(kn_gpt *g, const sizes *s, int layers, bool offload)
     kn_gpt_config c = s->model;
     c.layers = layers;
     return kn_gpt_init(g, c, KN_F32, KN_META) &&
-           kn_fsdp_wrap(g, NULL, .wrap_class = "gpt_block", .device = DEVICE,
+           kn_fsdp_wrap(g, NULL, .wrap_class = "gpt_block", .device = KN_CUDA,
                         .param_dtype = s->dtype == KN_F32 ? KN_DTYPE_DEFAULT : s->dtype,
                         .keep_low_precision_grads = true, .offload_dir = offload ? "memory" : NULL);
 }
@@ -49,7 +43,7 @@ static bool forward_backward(kn_gpt *g, const sizes *s)
     for (int64_t i = 0; ids && i < n; i++)
         ids[i] = i * 7919 % s->model.vocab;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *x = ids ? kn_from(KN_I64, DEVICE, ids, KN_SHAPE(s->batch, s->ctx)) : NULL;
+    kn_tensor *x = ids ? kn_from(KN_I64, KN_CUDA, ids, KN_SHAPE(s->batch, s->ctx)) : NULL;
     bool ok = x && kn_backward(kn_gpt_loss(g, x, x));
     kn_scope_end(scope);
     free(ids);
@@ -58,7 +52,7 @@ static bool forward_backward(kn_gpt *g, const sizes *s)
 
 static bool device_is_done(void)
 {
-    return kn_stream_sync(kn_compute_stream(DEVICE));
+    return kn_stream_sync(kn_compute_stream(KN_CUDA));
 }
 
 static bool drop_gradients(kn_gpt *g)
@@ -129,7 +123,7 @@ static double transfer_alone(const sizes *s, kn_schedule_state *t, double bytes[
             most = sent > most ? sent : most;
             most = b->grad_shard->bytes > most ? b->grad_shard->bytes : most;
         }
-    kn_memory *m = kn_device_memory(DEVICE);
+    kn_memory *m = kn_device_memory(KN_CUDA);
     char *there[2] = { kn_take(m, most, KN_MEM_WORKSPACE), kn_take(m, most, KN_MEM_WORKSPACE) };
     bool ok = there[0] && there[1] && device_is_done();
     double begin = kn_now();
@@ -206,12 +200,9 @@ int main(int argc, char **argv)
                "[--batch N] [--ctx N]"
                "\n    [--dtype f32|bf16] [--steps N] [--embd N] [--threads N]",
                0);
-#ifdef KN_STAND_IN
-    stand_in_begin((stand_in){ 0 });
-#endif
     kn_init(&argc, &argv);
     sizes s = { .name = word(argc, argv, "--model", "gpt2-large") };
-    if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(DEVICE))
+    if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(KN_CUDA))
         return kn_finish();
     s.batch = number(argc, argv, "--batch", 8);
     s.ctx = number(argc, argv, "--ctx", 1024);
@@ -223,8 +214,7 @@ int main(int argc, char **argv)
     s.model.embd = embd > 0 ? embd : s.model.embd;
     result r = { 0 };
     char how[96];
-    if (kn_cuda_available())
-        printf("device: %s\n", kn_cuda_describe());
+    printf("device: %s\n", kn_cuda_describe());
     if (measure(&s, &r)) {
         int64_t elements = (int64_t)(r.memory.optim / 8);
         double compute = compute_alone(&s, elements, how, sizeof how);

@@ -99,11 +99,10 @@ char *kn_data_find(const char *name)
             return NULL;
         const char *near = kn_nearest(name, SET_NAMES, buf, sizeof buf);
         if (near)
-            kn_fail("there is no data set or file '%s'; did you mean %s?", name, near);
+            kn_fail("there is no data set, file or folder '%s'; did you mean %s?", name, near);
         else
-            kn_fail("there is no data set or file '%s'; data sets are shakespeare, mnist, "
-                    "fashion-mnist, "
-                    "cifar10 and cifar100, anything else must be the path of a file or a folder",
+            kn_fail("there is no data set, file or folder '%s'; the text among the data sets is "
+                    "shakespeare, images are mnist, fashion-mnist, cifar10 and cifar100",
                     name);
         return NULL;
     }

@@ -29,8 +29,13 @@ static bool open_files(kn_image_set *s, const char *data, const char *folder, co
     const bool hundred = named ? strcmp(data, "cifar100") == 0
                                : kn_is_in(folder, "train.bin") || kn_is_in(folder, "test.bin");
     const bool idx = named || has_idx(folder);
+    const bool is_folder = kn_is_in(folder, ".");
     if (!kn_ok()) /* nobody knows what is there */
         return false;
+    if (!is_folder)
+        return kn_fail("%s is a file; images are mnist, fashion-mnist, cifar10, cifar100, shapes, "
+                       "or a folder of images",
+                       folder);
     if (!ten && !hundred && !idx)
         return kn_image_folder_open(s, folder, split);
     if (!split || (strcmp(split, "train") != 0 && strcmp(split, "test") != 0))

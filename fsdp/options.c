@@ -6,6 +6,8 @@
  * which are pointers. */
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
+#include "kernels/device.h"
+#include "kernels/kernels_internal.h"
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -148,8 +150,10 @@ static bool add_options(kn_alike *a, const kn_fsdp_wrap_options *o,
 bool kn_alike_options(kn_alike *a, const kn_fsdp_wrap_options *o, kn_comm *comm)
 {
     const kn_fsdp_wrap_options means = meaning(*o, comm);
+    const kn_products products = kn_f32_products_allowed();
     a->advice = "give all ranks the same";
-    return kn_ok() && add_options(a, o, &means, NULL);
+    return kn_ok() && add_options(a, o, &means, NULL) &&
+           kn_alike_add(a, products, "kn_set_f32_products", "%s", kn_products_name(products));
 }
 
 /* ---- what came of functions ------------------------------------------------------------------ */

@@ -132,13 +132,17 @@ bool kn_set_f32_products(kn_products p)
     return true;
 }
 
+kn_products kn_f32_products_allowed(void)
+{
+    pthread_once(&most_once, read_products);
+    return (kn_products)atomic_load_explicit(&most, memory_order_relaxed);
+}
+
 kn_products kn_f32_products(kn_device d)
 {
     const kn_device_table *t = kn_device_table_of(d);
     const kn_products fastest = t && t->f32_products ? t->f32_products() : KN_PRODUCTS_EXACT;
-    pthread_once(&most_once, read_products);
-    const int allowed = atomic_load_explicit(&most, memory_order_relaxed);
-    return (int)fastest <= allowed ? fastest : KN_PRODUCTS_EXACT;
+    return fastest <= kn_f32_products_allowed() ? fastest : KN_PRODUCTS_EXACT;
 }
 
 const char *kn_products_name(kn_products p)

@@ -84,6 +84,8 @@ extern KN_API kn_device kn_default_device;
 const kn_device_table *kn_device_table_of(kn_device d);
 /* False with an error where KNAP_F32_PRODUCTS is none of them. */
 bool kn_f32_products_known(void);
+/* As kn_set_f32_products has it: the device may take others. */
+kn_products kn_f32_products_allowed(void);
 /* Its memory lies apart from the host's: bytes cross by kn_transfer. */
 bool kn_device_is_apart(kn_device d);
 

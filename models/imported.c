@@ -253,7 +253,8 @@ kn_checkpoint *kn_import_checkpoint(const kn_imported *x)
 
 static const void *config_of(const kn_imported *x, const kn_family *f, const char *what)
 {
-    return kn_given(x, what, "the model") && x->config.family == f ? x->config.of : NULL;
+    return kn_given(x, what, "the model") && kn_family_makes(x->config.family, f) ? x->config.of
+                                                                                  : NULL;
 }
 
 const kn_gpt_config *kn_import_gpt(const kn_imported *x)

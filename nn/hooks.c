@@ -268,7 +268,6 @@ void kn_hooks_pre_backward(kn_module_impl *m, kn_frame *f)
         if (e.grad_out.v[i] != was.v[i]) {
             kn_tensor_free(was.v[i]);
             grads->results->dout[i] = kn_tensor_ref(e.grad_out.v[i]);
-            grads->results->dout_owned[i] = false;
         }
     if (grads && kn_ok() && any(m, KN_POST_BACKWARD))
         hold(grads, &e.grad_out);

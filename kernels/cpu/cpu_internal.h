@@ -11,6 +11,8 @@ void kn_cpu_trim(void);
 const kn_provider *kn_cpu_overlay(void);
 /* Whether it multiplies pairs of bf16 by an instruction of the CPU (AVX512_BF16). */
 bool kn_cpu_multiplies_pairs(void);
+/* The same, once a kernel runs, for a look in an inner loop. */
+extern bool kn_cpu_pairs;
 /* Whether the CPU has one for matrices of bf16 (AMX), which oneDNN uses. */
 bool kn_cpu_multiplies_matrices(void);
 /* Whether oneDNN is asked for this product before the overlay (choose.c). */

@@ -72,8 +72,9 @@ static const isa isas[] = {
 };
 enum { ISAS = sizeof isas / sizeof *isas };
 
+bool kn_cpu_pairs;
+
 static int chosen;
-static bool pairs;     /* kn_cpu_multiplies_pairs */
 static bool refused;   /* none of isas runs, or not the one that KNAP_ISA names */
 static char names[32]; /* of those that run */
 static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
@@ -93,7 +94,7 @@ static void choose(void)
         if (fits)
             refused = false;
     }
-    pairs = strcmp(isas[chosen].name, "avx512") == 0 && runs_pairs();
+    kn_cpu_pairs = strcmp(isas[chosen].name, "avx512") == 0 && runs_pairs();
 }
 
 const char *kn_cpu_isa(void)
@@ -111,7 +112,7 @@ const kn_provider *kn_cpu_overlay(void)
 bool kn_cpu_multiplies_pairs(void)
 {
     pthread_once(&chosen_once, choose);
-    return pairs;
+    return kn_cpu_pairs;
 }
 
 static kn_products cpu_f32_products(void)

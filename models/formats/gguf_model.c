@@ -72,7 +72,7 @@ static json_t *config_json(const kn_gguf *g, const kn_family *f, const char *arc
     const kn_gguf_tensor *embedding = kn_gguf_tensor_of(g, "token_embd.weight");
     if (!embedding || embedding->ndim != 2)
         return kn_fail_null("%s has no 'token_embd.weight' of two dims", g->path);
-    const bool tied = f == &kn_gpt_family || !kn_gguf_tensor_of(g, "output.weight");
+    const bool tied = kn_family_makes(f, &kn_gpt_family) || !kn_gguf_tensor_of(g, "output.weight");
     json_t *j =
         json_pack("{s:s, s:I, s:b}", "model_type", strcmp(arch, "mistral") == 0 ? "llama" : arch,
                   "vocab_size", (json_int_t)embedding->shape[0], "tie_word_embeddings", tied);
@@ -99,12 +99,12 @@ static double divisor(const kn_llama_config *c, int64_t i)
 }
 
 /* The scaling that Knap's own file tells, or Llama 3's. */
-static bool scaling_of(const kn_gguf *g, double factor, kn_rope_scaling *s)
+static bool scaling_of(const kn_gguf *g, const kn_family *f, double factor, kn_rope_scaling *s)
 {
     size_t length;
     json_error_t e;
     const char *own = kn_gguf_text(g, kn_gguf_find(g, OWN), &length);
-    kn_model_config c = { .family = &kn_llama_family };
+    kn_model_config c = { .family = f };
     *s = (kn_rope_scaling){ factor, 1, 4, 8192 };
     json_t *j = own ? kn_json_parse(own, length, JSON_REJECT_DUPLICATES, g->path, &e) : NULL;
     if (j && kn_config_read(j, g->path, &c))
@@ -114,7 +114,7 @@ static bool scaling_of(const kn_gguf *g, double factor, kn_rope_scaling *s)
 }
 
 /* The divisors in the file must be those of a scaling that the Llama here computes. */
-static bool read_rope(const kn_gguf *g, kn_llama_config *c)
+static bool read_rope(const kn_gguf *g, const kn_family *f, kn_llama_config *c)
 {
     const kn_gguf_tensor *t = kn_gguf_tensor_of(g, ROPE);
     const int64_t count = c->head_dim / 2;
@@ -131,7 +131,7 @@ static bool read_rope(const kn_gguf *g, kn_llama_config *c)
     for (int64_t i = 0; ok && i < count; i++)
         most = x[i] > most ? x[i] : most;
     if (ok && most != 1)
-        ok = scaling_of(g, most, &c->rope_scaling) && kn_family_check(&kn_llama_family, c);
+        ok = scaling_of(g, f, most, &c->rope_scaling) && kn_family_check(f, c);
     for (int64_t i = 0; ok && i < count; i++)
         same = same && fabs(x[i] / divisor(c, i) - 1) < 1e-4;
     kn_host_free(x);
@@ -167,7 +167,8 @@ static bool read_config(const kn_gguf *g, const char *arch, kn_model_config *c)
     bool ok = j && kn_config_read_theirs(j, g->path, c);
     json_decref(j);
     kn_llama_config *llama = (kn_llama_config *)(void *)c->of;
-    return ok && (f != &kn_llama_family || (check_heads(g, arch, llama) && read_rope(g, llama)));
+    return ok && (!kn_family_makes(f, &kn_llama_family) ||
+                  (check_heads(g, arch, llama) && read_rope(g, f, llama)));
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -241,7 +242,7 @@ static kn_pieces *open_tensors(const kn_gguf *g, const char *arch, const kn_mode
     }
     if (ok && head && !has_head)
         ok = kn_gguf_piece(g, head, "lm_head.weight", &list[count++]);
-    if (ok && check_others(g, list, count, c->family == &kn_llama_family))
+    if (ok && check_others(g, list, count, kn_family_makes(c->family, &kn_llama_family)))
         p = kn_pieces_of(g->path, &g->seen, list, count);
     kn_host_free(list);
     kn_model_tensors_free(&t);
@@ -349,7 +350,7 @@ static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_w
         put_config(o, f, arch, j);
         snprintf(key, sizeof key, "%s.vocab_size", arch);
         kn_gguf_put_u32(o, key, (int64_t)kn_config_get(c, "vocab", 0));
-        for (int i = 0; f == &kn_llama_family && i < 2; i++) {
+        for (int i = 0; kn_family_makes(f, &kn_llama_family) && i < 2; i++) {
             snprintf(key, sizeof key, "%s.%s", arch, head_keys[i]);
             kn_gguf_put_u32(o, key, (int64_t)kn_config_get(c, "head-dim", 0));
         }
@@ -401,7 +402,8 @@ static bool plan(kn_file_plan *p, const kn_file_writer *e, const kn_model_tensor
 {
     const kn_model_config *c = e->config;
     kn_gguf_out o = { 0 }, counts = { 0 };
-    const kn_llama_config *llama = c->family == &kn_llama_family ? (const void *)c->of : NULL;
+    const bool makes = kn_family_makes(c->family, &kn_llama_family);
+    const kn_llama_config *llama = makes ? (const void *)c->of : NULL;
     const bool scaled = llama && llama->rope_scaling.factor != 0;
     const int64_t pairs = scaled ? llama->head_dim / 2 : 0, size = pairs * 4;
     char arch[64];

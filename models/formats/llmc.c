@@ -153,7 +153,7 @@ static int number_of(const kn_model_tensors *t, const char *name)
 static bool plan(kn_file_plan *p, const kn_file_writer *w, const kn_model_tensors *t)
 {
     const kn_model_config *config = w->config;
-    if (config->family != &kn_gpt_family)
+    if (!kn_family_makes(config->family, &kn_gpt_family))
         return kn_fail("llm.c's files hold GPT-2s, and the model is a %s; export it as hf or gguf",
                        config->family->noun);
     if (w->dtype && w->dtype != KN_F32 && w->dtype != KN_BF16)

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void print_sharding(const training *t)
@@ -71,6 +72,20 @@ static void print_averages(training *t)
                    report_bytes(bytes, a, sizeof a));
 }
 
+static void print_products(const training *t)
+{
+    const kn_products asked = (kn_products)t->s->f32_products, taken = kn_f32_products(t->device);
+    const char *variable = getenv("KNAP_F32_PRODUCTS");
+    if (asked != taken)
+        report_row("f32 products", "%s: %s was asked for, which this %s doesn't have",
+                   kn_products_name(taken), kn_products_name(asked),
+                   t->device == KN_CUDA ? "gpu" : "cpu");
+    else if (asked || t->device == KN_CUDA)
+        report_row("f32 products", "%s", kn_products_name(taken));
+    if (variable && *variable)
+        report_row("not read", "KNAP_F32_PRODUCTS=%s; --f32-products is", variable);
+}
+
 bool print_run(training *t, const kn_fsdp_memory *m)
 {
     if (!first_rank(t))
@@ -80,10 +95,8 @@ bool print_run(training *t, const kn_fsdp_memory *m)
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());
-    const kn_products products = kn_f32_products(t->device);
-    if (t->s->f32_products || t->device == KN_CUDA)
-        report_row("f32 products", "%s", kn_products_name(products));
-    if (t->device == KN_CPU && products == KN_PRODUCTS_EXACT && kn_cpu_choices())
+    print_products(t);
+    if (t->device == KN_CPU && !kn_f32_products(KN_CPU) && kn_cpu_choices())
         report_row("algorithms", "%s", kn_cpu_choices());
     if (t->device == KN_CUDA) {
         const char *gpu = kn_cuda_describe();

@@ -296,3 +296,60 @@ KN_TEST(views, errors)
     REFUSED(kn_split(x, 1, 1, NULL, p), "split: the sizes");
     REFUSED(kn_expand(x, 2, NULL), "expand: the shape");
 }
+
+/* ---- gradients that are views ---------------------------------------------------------------- */
+
+static bool all_are(kn_tensor *t, float value)
+{
+    float v[4] = { 0 };
+    KN_CHECK(t && kn_numel(t) == 4 && kn_to_host(t, v, sizeof v), "%s", kn_error());
+    return v[0] == value && v[1] == value && v[2] == value && v[3] == value;
+}
+
+static kn_tensor *four(void)
+{
+    return kn_require_grad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 2)), true);
+}
+
+/* p's gradient of the sum lies where q's does when that of 5 p comes to it. */
+KN_TEST(views, a_gradient_that_grows_changes_no_view_of_it)
+{
+    kn_tensor *a = four(), *b = four();
+    kn_tensor *p = kn_scale(a, 2), *q = kn_scale(b, 3), *more = kn_scale(p, 5);
+    kn_tensor *z = kn_add(p, kn_reshape(kn_reshape(q, KN_SHAPE(4)), KN_SHAPE(2, 2)));
+    KN_CHECK(kn_backward(kn_add(sum_of(z), sum_of(more))));
+    KN_CHECK(all_are(kn_grad(a), 12) && all_are(kn_grad(b), 3));
+}
+
+static kn_values spread_forward(kn_function_run *run, kn_values in)
+{
+    (void)run;
+    return KN_VALUES(kn_sum(in.v[0], KN_SHAPE(1), false));
+}
+
+static kn_values spread_backward(kn_function_run *run, kn_values dout)
+{
+    (void)run;
+    return KN_VALUES(kn_expand(kn_unsqueeze(kn_scale(dout.v[0], 1), 1), KN_SHAPE(2, 2)));
+}
+
+static float own[] = { 1, 1, 1, 1 };
+
+static kn_values own_backward(kn_function_run *run, kn_values dout)
+{
+    (void)run, (void)dout;
+    return KN_VALUES(kn_borrow(KN_F32, own, KN_SHAPE(2, 2)));
+}
+
+/* p's first gradient: elements that share a place, or the caller's memory. */
+KN_TEST(views, a_gradient_that_nobody_may_add_into_grows_elsewhere)
+{
+    static const kn_function sums[] = { { "spread", spread_forward, spread_backward },
+                                        { "own", spread_forward, own_backward } };
+    for (int i = 0; i < 2; i++) {
+        kn_tensor *a = four(), *p = kn_scale(a, 2), *more = kn_scale(p, 5);
+        kn_tensor *s = kn_function_call(&sums[i], p);
+        KN_CHECK(s && kn_backward(kn_add(sum_of(s), sum_of(more))), "%s", kn_error());
+        KN_CHECK(all_are(kn_grad(a), 12) && own[0] == 1 && own[3] == 1, "%s", sums[i].name);
+    }
+}

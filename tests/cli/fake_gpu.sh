@@ -33,7 +33,7 @@ for ranks in 1 2; do
 done
 
 run "$gpu" "${tiny[@]}" --device cuda --steps 1 --f32-products bf16
-check "a gpu takes tf32 where bf16 is allowed" says "f32 products       tf32"
+check "a gpu takes tf32 where bf16 is allowed" says "f32 products       tf32: bf16 was asked for, which this gpu doesn't have"
 run "$gpu" "${tiny[@]}" --device cuda --steps 1 --f32-products tf32 --deterministic
 check "rounded factors aren't deterministic" fails "leave one of them out"
 

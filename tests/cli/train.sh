@@ -73,9 +73,14 @@ for products in exact tf32 bf16; do
     run "${tiny[@]/%32/64}" --steps 30 --eval-every 30 --f32-products $products --log "$TMP/log.$products"
     check "a run with $products products" succeeds
     taken=$(sed -n 's/^  f32 products  *//p' "$TMP/output")
+    case $products-$taken in
+    exact- | bf16-bf16) ;; # the default isn't told
+    *) check "$products products are missed" test "$taken" = "exact: $products was asked for, which this cpu doesn't have" ;;
+    esac
     column "$TMP/log.$products" loss >"$TMP/losses.$products"
 done
-run "${tiny[@]/%32/64}" --steps 30 --eval-every 30 --log "$TMP/log.none"
+run env KNAP_F32_PRODUCTS=bf16 "${tiny[@]/%32/64}" --steps 30 --eval-every 30 --log "$TMP/log.none"
+check "a trainer has an option instead" says "KNAP_F32_PRODUCTS=bf16; --f32-products is"
 check "exact is the default" cmp <(column "$TMP/log.none" loss) "$TMP/losses.exact"
 check "a cpu has none of tf32" cmp "$TMP/losses.tf32" "$TMP/losses.exact"
 near() { paste "$1" "$2" | awk '{ d = $1 - $2; if (d < -0.05 || d > 0.05) exit 1 } END { exit NR != 30 }'; }

@@ -94,6 +94,8 @@ KN_TEST(image_set, batches_that_are_damaged)
     REFUSED(kn_image_set_open(temp_path(""), "valid"),
             "has no part 'valid'; parts are train and test");
     REFUSED(kn_image_set_open(temp_path(""), NULL), "has no part 'NULL'");
+    REFUSED(kn_image_set_open(temp_path("test_batch.bin"), "train"),
+            "test_batch.bin is a file; images are mnist, fashion-mnist, cifar10");
     REFUSED(kn_image_set_open(temp_path(""), "test", .max_pixels = -1), ".max_pixels is -1");
     KN_CHECK(mkdir(temp_path("batches.meta.txt"), 0777) == 0); /* reading it fails */
     REFUSED(kn_image_set_open(temp_path(""), "test"), "batches.meta.txt is not a regular file");

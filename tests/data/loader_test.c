@@ -154,7 +154,7 @@ KN_TEST(loader, errors)
             "kn_mnist: .batch must lie between 1 and the 10 samples there are, not 0");
     REFUSED(small_loader(NULL, 11, false), "not 11");
     REFUSED(kn_mnist("test", NULL, .batch = 1, .data = temp_path("nothing")),
-            "there is no data set or file");
+            "there is no data set, file or folder");
     REFUSED(kn_mnist("test", NULL, .batch = 1, .data = temp_path(""), .dtype = KN_I64),
             "dtype i64 is no float");
     REFUSED(kn_next(NULL).x, "the loader is NULL");

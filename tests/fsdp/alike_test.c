@@ -419,26 +419,28 @@ KN_TEST(alike, an_error_half_way_is_one_on_all_ranks)
     }
 }
 
-/* ---- files of choices ------------------------------------------------------------------------ */
+/* ---- settings of processes ------------------------------------------------------------------- */
 
 typedef struct choices {
-    const char *file[2]; /* of each rank */
-    char *said;          /* memory that both ranks see: rank 1's error */
+    const char *file[2];     /* of each rank */
+    char *said;              /* memory that both ranks see: rank 1's error */
+    kn_products products[2]; /* of each rank */
 } choices;
 
-static int wraps_with_its_file(kn_comm *world, void *arg)
+static int wraps_with_its_own(kn_comm *world, void *arg)
 {
     const choices *c = arg;
     OWNED_MODULE net m;
     setenv("KNAP_TUNED", c->file[kn_rank(world)], 1);
     kn_choices_forget();
+    kn_set_f32_products(c->products[kn_rank(world)]);
     const bool ok = net_init(&m, KN_CPU) && kn_fsdp_wrap(&m, world);
     if (kn_rank(world) == 1)
         snprintf(c->said, 4096, "%s", kn_error() ? kn_error() : "");
     return !ok;
 }
 
-KN_TEST(alike, timed_choices_that_differ_over_ranks)
+KN_TEST(alike, settings_that_differ_over_ranks)
 {
     char folder[] = "/tmp/knap-alike-XXXXXX", file[64];
     KN_CHECK(mkdtemp(folder) != NULL);
@@ -450,15 +452,22 @@ KN_TEST(alike, timed_choices_that_differ_over_ranks)
     choices c = { { file, file },
                   mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0) };
     KN_CHECK(c.said != MAP_FAILED);
-    KN_CHECK(kn_spawn(2, wraps_with_its_file, &c) == 0, "%s", c.said);
+    KN_CHECK(kn_spawn(2, wraps_with_its_own, &c) == 0, "%s", c.said);
+    c.products[1] = KN_PRODUCTS_TF32;
+    KN_CHECK(kn_spawn(2, wraps_with_its_own, &c) == 2);
+    KN_CHECK(strstr(c.said, "kn_fsdp_wrap: kn_set_f32_products is exact on rank 0 and tf32 on rank "
+                            "1; give all ranks the same"),
+             "%s", c.said);
+    c.products[0] = KN_PRODUCTS_TF32;
+    KN_CHECK(kn_spawn(2, wraps_with_its_own, &c) == 0, "%s", c.said);
     c.file[0] = "none";
-    KN_CHECK(kn_spawn(2, wraps_with_its_file, &c) == 2);
+    KN_CHECK(kn_spawn(2, wraps_with_its_own, &c) == 2);
     KN_CHECK(strstr(c.said, "kn_fsdp_wrap: the hash of the file of timed algorithms (KNAP_TUNED) "
                             "is 0 on rank 0 and ") &&
                  strstr(c.said, " on rank 1; copy the file to all hosts, or set KNAP_TUNED=none"),
              "%s", c.said);
     setenv("KNAP_TUNE", "1", 1);
-    KN_CHECK(kn_spawn(2, wraps_with_its_file, &c) == 2);
+    KN_CHECK(kn_spawn(2, wraps_with_its_own, &c) == 2);
     KN_CHECK(strstr(c.said, "KNAP_TUNE=1 on 2 ranks: one rank times algorithms"), "%s", c.said);
     kn_clear_error();
     unsetenv("KNAP_TUNE");

@@ -445,6 +445,43 @@ KN_TEST(attention, scores_that_do_not_matter_have_no_gradient)
     }
 }
 
+/* A key of -inf has no weight beside queries above 0, hence gradients of 0; of an odd number of
+ * queries, too, where the last one's partner in a pair, a row of zeros, would make them NaN. */
+KN_TEST(attention, an_infinite_key_that_nobody_attends_to_has_no_gradient)
+{
+    static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
+    enum { D = 16, KEY = 3 };
+    for (int i = 0; i < 3; i++) {
+        OWNED_CASE call c = build((shape){ 1, 1, 1, 17, 8, D, false, false, 0 }, types[i]);
+        for (int64_t e = 0; e < kn_array_numel(&c.f.q); e++)
+            set(&c.f.q, e, (float)fabs(get(&c.f.q, e)) + 0.5f);
+        for (int64_t d = 0; d < D; d++)
+            set(&c.f.k, KEY * D + d, -INFINITY);
+        run(&c);
+        for (int64_t e = 0; e < kn_array_numel(&c.f.k); e++) {
+            const double dk = get(&c.g.dk, e), dv = get(&c.g.dv, e);
+            KN_CHECK(e / D == KEY ? dk == 0 && dv == 0 : isfinite(dk) && isfinite(dv),
+                     "%s: element %lld of dk is %g, of dv %g", kn_dtype_name(types[i]),
+                     (long long)e, dk, dv);
+        }
+    }
+}
+
+/* What a call leaves in the workspace reaches no later one: here NaN where the last query's partner
+ * lies, at keys before the window. */
+KN_TEST(attention, a_call_after_one_of_nan_is_right)
+{
+    shape s = { 1, 1, 1, 37, 37, 16, true, false, 0 };
+    OWNED_CASE call c = build(s, KN_BF16);
+    const kn_array *x[] = { &c.f.q, &c.f.k, &c.f.v, &c.g.dout };
+    for (int i = 0; i < 4; i++)
+        for (int64_t e = 0; e < kn_array_numel(x[i]); e++)
+            set(x[i], e, NAN);
+    run(&c);
+    s.window = 5;
+    check(s, KN_BF16);
+}
+
 static int64_t workspace_of(int64_t T)
 {
     call c = build((shape){ 1, 2, 2, T, T, 16, true, true, 0, 100, KN_BOOL }, KN_F32);

@@ -71,11 +71,10 @@ KN_TEST(data, finding_paths)
     KN_CHECK(found && strcmp(found, path) == 0);
     kn_host_free(found);
     REFUSED(kn_data_find("shakespear"),
-            "no data set or file 'shakespear'; did you mean shakespeare?");
-    REFUSED(
-        kn_data_find("no/such/file.txt"),
-        "no data set or file 'no/such/file.txt'; data sets are shakespeare, mnist, fashion-mnist, "
-        "cifar10 and cifar100");
+            "no data set, file or folder 'shakespear'; did you mean shakespeare?");
+    REFUSED(kn_data_find("no/such/file.txt"),
+            "no data set, file or folder 'no/such/file.txt'; the text among the data sets is "
+            "shakespeare, images are mnist, fashion-mnist, cifar10 and cifar100");
 }
 
 KN_TEST(data, files_that_are_no_texts)

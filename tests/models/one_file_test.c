@@ -210,6 +210,30 @@ KN_TEST(one_file, exported_and_read)
     }
 }
 
+/* A table over a model writes that model's files. */
+KN_TEST(one_file, exported_by_another_table)
+{
+    kn_llama l = { 0 };
+    kn_gpt g = { 0 };
+    kn_family own = kn_llama_family;
+    KN_CHECK(kn_llama_init(&l, rope, KN_F32, KN_CPU) && kn_gpt_init(&g, gpt, KN_F32, KN_CPU));
+    const kn_llama_config *want = kn_llama_config_of(&l);
+    kn_model_config c = kn_config_of(&own, want);
+    kn_export_options o = { .format = KN_EXPORT_GGUF, .comm = kn_comm_self() };
+    KN_CHECK(kn_language_save(temp_path("out"), &l, &c, o));
+    kn_imported *x = kn_import_open(temp_path("out"), .comm = kn_comm_self());
+    KN_CHECK(x && memcmp(want, kn_import_llama(x), sizeof *want) == 0);
+    kn_import_free(x);
+    remove_temp();
+    own = kn_gpt_family;
+    c = kn_config_of(&own, kn_gpt_config_of(&g));
+    o.format = KN_EXPORT_LLMC;
+    KN_CHECK(kn_language_save(temp_path("out"), &g, &c, o));
+    remove_temp();
+    kn_module_free(&l);
+    kn_module_free(&g);
+}
+
 KN_TEST(one_file, not_exported)
 {
     kn_gpt g = { 0 };

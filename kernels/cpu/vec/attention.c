@@ -61,7 +61,7 @@ static void block_begin(const forward *f, block *c)
 {
     const attn *a = &f->a;
     const int64_t n = v_min_i64(QB, a->T - c->t), rows = round_up(n, GEMM_MR);
-    attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->q_scale);
+    attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->scale);
     for (int64_t i = 0; i < rows; i++) {
         c->m[i] = -INFINITY;
         c->l[i] = 0;
@@ -358,7 +358,7 @@ kn_status VEC_FN(vec_attention)(const void *args)
     if (!attn_make(a, &x->q, &x->k, &x->v, &x->o, &x->lse))
         return KN_DECLINED;
     if (attn_few_takes(a)) {
-        attn_pairs(a, false);
+        a->pairs = false;
         return attn_few_run(a, x);
     }
     attn_cut(a, v_max_i64(QB, v_min_i64(KB, KEY_FLOATS / a->width)) / GEMM_NR * GEMM_NR);

@@ -20,12 +20,12 @@ enum {
 /* q[B, H, T, D], k and v[B, G, S, D]; head h uses group h / heads. */
 typedef struct attn {
     int64_t B, H, G, T, S, D, heads;
-    int64_t width;          /* D rounded up to GEMM_NR */
-    int64_t block;          /* keys of a block, a multiple of GEMM_NR */
-    int64_t queries, keys;  /* T and S rounded up to QB and GEMM_NR */
-    float scale, kept;      /* kept: the factor of values that survive dropout */
-    float q_scale, z_scale; /* of queries as they are loaded, or of their scores */
-    bool pairs;             /* a float of a product's operands holds two terms (gemm.h) */
+    int64_t width;         /* D rounded up to GEMM_NR */
+    int64_t block;         /* keys of a block, a multiple of GEMM_NR */
+    int64_t queries, keys; /* T and S rounded up to QB and GEMM_NR */
+    float scale, kept;     /* kept: the factor of values that survive dropout */
+    bool pairs; /* a float of a product's operands holds two terms (gemm.h): then scores are scaled,
+                   so that q isn't rounded again, else queries as they are loaded */
     bool causal, dropout;
     int64_t window;       /* 0: none */
     const kn_array *mask; /* [B, H, T, S], or NULL */
@@ -44,14 +44,6 @@ typedef struct attn {
              .kept = (float)kn_dropout_scale((x)->dropout_p),                                      \
              .seed = kn_seed_of((x)->seed, (x)->seed_at),                                          \
              .stream = (x)->stream })
-
-/* In pairs the scale is that of scores, for q isn't rounded again. */
-static inline void attn_pairs(attn *a, bool pairs)
-{
-    a->pairs = pairs;
-    a->q_scale = pairs ? 1 : a->scale;
-    a->z_scale = pairs ? a->scale : 1;
-}
 
 /* The floats of n terms of a product. */
 static inline int64_t attn_floats(const attn *a, int64_t n)
@@ -90,7 +82,7 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
     a->width = round_up(a->D, GEMM_NR);
     a->queries = round_up(a->T, QB);
     a->keys = round_up(a->S, GEMM_NR);
-    attn_pairs(a, t == KN_BF16 && kn_cpu_multiplies_pairs());
+    a->pairs = t == KN_BF16 && kn_cpu_multiplies_pairs();
     return true;
 }
 
@@ -152,8 +144,8 @@ VEC_INLINE void attn_load_pairs(float *dst, const uint16_t *src, int64_t D, int6
     }
 }
 
-/* dst[rows, width] = scale * x[b, h, t .. t + n), rows past n zero: as left operand, whose terms
- * are the rows' elements. In pairs the scale is 1. */
+/* dst[rows, width] = scale * x[b, h, t .. t + n), in pairs without the scale, rows past n zero: as
+ * left operand, whose terms are the rows' elements. */
 static inline void attn_load(const attn *a, float *dst, int64_t rows, const kn_array *x, int64_t b,
                              int64_t h, int64_t t, int64_t n, float scale)
 {
@@ -209,7 +201,7 @@ static inline void attn_scores(const attn *a, float *p, int64_t b, int64_t h, in
     const int64_t hidden = attn_hidden(a, t, s, n);
     const kn_array *x = a->mask;
     for (int64_t j = 0; a->pairs && j < n; j += KN_VW)
-        v_store(p + j, v_load(p + j) * v_set1(a->z_scale));
+        v_store(p + j, v_load(p + j) * v_set1(a->scale));
     for (int64_t j = 0; j < hidden; j++)
         p[j] = -INFINITY;
     if (!x)

@@ -96,7 +96,7 @@ static void head_begin(backward *w)
     const attn *a = w->a;
     const kn_attention_grad_args *x = w->x;
     const int64_t rows = round_up(a->T, GEMM_MR); /* that panels hold */
-    attn_load(a, w->q, rows, &x->q, w->b, w->h, 0, a->T, a->q_scale);
+    attn_load(a, w->q, rows, &x->q, w->b, w->h, 0, a->T, a->scale);
     attn_load(a, w->dout, rows, &x->dout, w->b, w->h, 0, a->T, 1.0f);
     if (x->o.dtype == KN_F32) {
         head_delta(w, attn_row(&x->o, w->b, w->h, 0), x->o.stride[2]);
@@ -299,7 +299,7 @@ static void head_heavy(const backward *w)
         VEC_BY_DTYPE(w->x->k.dtype, add_row, w->dq + t * a->width,
                      attn_row(&w->x->k, w->b, w->g, s), 1.0f, dz, a->D);
         VEC_BY_DTYPE(w->x->q.dtype, add_row, w->dk + s * a->width,
-                     attn_row(&w->x->q, w->b, w->h, t), a->q_scale, dz, a->D);
+                     attn_row(&w->x->q, w->b, w->h, t), a->pairs ? 1 : a->scale, dz, a->D);
         if (w->x->dmask.data)
             put_dmask(w, t, s, (const float *)&exact, 1);
     }
@@ -327,7 +327,7 @@ static void backward_group(backward *w)
             attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->width, a->scale);
     }
     for (int64_t s = 0; s < a->S; s++) {
-        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->width, a->z_scale);
+        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->width, a->pairs ? a->scale : 1);
         attn_store(a, &x->dv, w->b, w->g, s, w->dv + s * a->width, 1.0f);
     }
 }

@@ -5,6 +5,7 @@
 #define KNAP_KERNELS_CPU_VEC_LANES_H
 
 #include "kernels/convert.h"
+#include "kernels/cpu/cpu_internal.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -162,17 +163,16 @@ VEC_INLINE vf v_fma(vf a, vf b, vf c)
 }
 
 /* Each lane of a and b is two bf16: c + the product of the upper halves + that of the lower ones,
- * each added as v_fma adds it. The instruction (AVX512_BF16) takes subnormal numbers for 0. */
+ * each added as v_fma adds it. The instruction (AVX512_BF16) takes subnormal numbers for 0. Like
+ * those below, only where kn_cpu_multiplies_pairs: elsewhere they trap. */
 VEC_INLINE vf v_fma_pairs(vf a, vf b, vf c)
 {
 #if KN_VW == 16
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
-    return c;
 #else
-    const vi upper = v_set1_i((int32_t)0xffff0000u);
-    c = v_fma((vf)((vi)a & upper), (vf)((vi)b & upper), c);
-    return v_fma((vf)((vi)a << 16), (vf)((vi)b << 16), c);
+    (void)a, (void)b, __builtin_trap();
 #endif
+    return c;
 }
 
 /* c - a * b */
@@ -402,9 +402,18 @@ VEC_INLINE vf v_from_bf16(vh h)
 #endif
 }
 
-/* Round to nearest even; a NaN stays one (quiet, upper bits kept). */
+/* Round to nearest even; a NaN stays one (quiet, upper bits kept). The instruction (AVX512_BF16)
+ * does the same, but that it takes subnormal numbers for 0. */
 VEC_INLINE vh v_to_bf16(vf x)
 {
+#if KN_VW == 16
+    enum { SUBNORMAL = 0x20 };
+    if (kn_cpu_pairs && !_mm512_fpclass_ps_mask((__m512)x, SUBNORMAL)) {
+        vh h;
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(x));
+        return h;
+    }
+#endif
     const vu u = (vu)x;
     const vu even = (u >> 16) & (vu)v_set1_i(1);
     const vi rounded = (vi)((u + (vu)v_set1_i(0x7fff) + even) >> 16);
@@ -427,8 +436,7 @@ VEC_INLINE vf v_round_two(vf a, vf b)
 #if KN_VW == 16
     __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(r) : "v"(a), "v"(b));
 #else
-    const vh both[2] = { v_to_bf16(a), v_to_bf16(b) };
-    memcpy(&r, both, sizeof r);
+    (void)a, (void)b, __builtin_trap();
 #endif
     return r;
 }
@@ -436,13 +444,12 @@ VEC_INLINE vf v_round_two(vf a, vf b)
 /* Lanes of two bf16 for v_fma_pairs: first's, rounded, in the upper halves, second's below. */
 VEC_INLINE vf v_pairs(vf first, vf second)
 {
+    vf both = v_round_two(second, first);
 #if KN_VW == 16
     const vu lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
-    const __m512i both = (__m512i)v_round_two(second, first);
-    return (vf)_mm512_permutexvar_epi16((__m512i)(lane | (lane + 16) << 16), both);
-#else
-    return (vf)((vu)v_from_bf16(v_to_bf16(first)) | (vu)v_from_bf16(v_to_bf16(second)) >> 16);
+    both = (vf)_mm512_permutexvar_epi16((__m512i)(lane | (lane + 16) << 16), (__m512i)both);
 #endif
+    return both;
 }
 
 /* The same of neighbours among the 2 KN_VW numbers from p on. */

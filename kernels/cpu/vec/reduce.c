@@ -335,9 +335,12 @@ kn_status VEC_FN(vec_reduce)(const void *args)
     const bool same = place || a->dst.dtype == a->src.dtype || a->dst.dtype == KN_F32;
     if (!count && (!vec_float(a->src.dtype) || !same))
         return KN_DECLINED;
-    if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a) || (place && p.r > INT32_MAX))
+    const int64_t n = kn_array_numel(&a->src);
+    if (n > 0 && n == kn_array_numel(&a->dst) && !place) /* every sum is of one number */
+        return VEC_FN(vec_copy)(&(kn_copy_args){ a->dst, a->src });
+    if (n == 0 || !plan_make(&p, a) || (place && p.r > INT32_MAX))
         return KN_DECLINED;
-    const int threads = kn_threads_for(kn_array_numel(&a->src) * p.size);
+    const int threads = kn_threads_for(n * p.size);
     if (!place)
         return run(&p, threads);
     kn_each_range(threads, p.a * ((p.c + KN_VW - 1) / KN_VW), find_places, &p);
