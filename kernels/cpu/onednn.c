@@ -59,17 +59,6 @@ bool kn_onednn_desc_copy(dnnl_memory_desc_t *to, kn_onednn_lent_desc from)
     return from && dnnl_memory_desc_clone(to, from) == dnnl_success;
 }
 
-int64_t kn_onednn_desc_rows(dnnl_memory_desc_t *to, const dnnl_memory_desc_t *from,
-                            const int64_t *dims, int64_t first)
-{
-    const dnnl_dims_t offsets = { first };
-    int64_t at;
-    return dnnl_memory_desc_create_submemory(to, *from, dims, offsets) == dnnl_success &&
-                   dnnl_memory_desc_query(*to, dnnl_query_submemory_offset_s64, &at) == dnnl_success
-               ? at
-               : -1;
-}
-
 void kn_onednn_desc_free(dnnl_memory_desc_t *md)
 {
     if (*md)
@@ -120,14 +109,6 @@ bool kn_onednn_desc_copy(dnnl_memory_desc_t *to, kn_onednn_lent_desc from)
     if (from)
         *to = *from;
     return from != NULL;
-}
-
-int64_t kn_onednn_desc_rows(dnnl_memory_desc_t *to, const dnnl_memory_desc_t *from,
-                            const int64_t *dims, int64_t first)
-{
-    const dnnl_dims_t offsets = { first };
-    return dnnl_memory_desc_init_submemory(to, from, dims, offsets) == dnnl_success ? to->offset0
-                                                                                    : -1;
 }
 
 void kn_onednn_desc_free(dnnl_memory_desc_t *md)

@@ -34,10 +34,6 @@ dnnl_engine_t kn_onednn_engine(void);
 bool kn_onednn_desc(dnnl_memory_desc_t *md, int ndim, const int64_t *dims, const int64_t *strides,
                     kn_dtype t);
 bool kn_onednn_desc_copy(dnnl_memory_desc_t *to, kn_onednn_lent_desc from);
-/* Of dims[0] of its rows along dim 0, from `first` on: where they begin, in elements, or -1 where
- * its order doesn't have them apart. */
-int64_t kn_onednn_desc_rows(dnnl_memory_desc_t *to, const dnnl_memory_desc_t *from,
-                            const int64_t *dims, int64_t first);
 void kn_onednn_desc_free(dnnl_memory_desc_t *md); /* zeros are fine */
 
 bool kn_onednn_matmul_desc(dnnl_primitive_desc_t *pd, dnnl_memory_desc_t *a, dnnl_memory_desc_t *b,

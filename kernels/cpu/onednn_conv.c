@@ -68,28 +68,18 @@ static bool run_piece(const void *ctx, int64_t i, dnnl_stream_t stream, void *ro
            kn_conv_reorder(&v->part[result], true, stream, plain[result], inner[result]);
 }
 
-/* Weights into or out of the primitive's order: the i-th rows of them, or all. */
-static bool reorder_rows(const void *ctx, int64_t i, dnnl_stream_t stream, void *scratch)
+/* Weights into or out of the primitive's order. */
+static bool reorder_one(const void *ctx, int64_t i, dnnl_stream_t stream, void *scratch)
 {
     const call *c = ctx;
-    const kn_conv_key *k = &c->key;
-    const kn_conv_piece *v = c->cut.piece;
-    const bool out = k->kind == KN_CONV_WEIGHTS, all = !v->each,
-               last = (i + 1) * v->each >= k->w[0];
-    const int64_t size = (int64_t)kn_dtype_size(out ? KN_F32 : (kn_dtype)k->t);
-    (void)scratch;
-    if (all || last) /* the last ones know where they begin */
-        return kn_conv_reorder(all ? &v->part[W] : &v->rows[1], out, stream, c->at[W], c->weights);
-    return kn_conv_reorder(&v->rows[0], out, stream,
-                           c->at[W] + i * v->each * kn_conv_product(k->w + 1, 3) * size,
-                           c->weights + i * v->apart * size);
+    (void)i, (void)scratch;
+    return kn_conv_reorder(&c->cut.piece->part[W], c->key.kind == KN_CONV_WEIGHTS, stream, c->at[W],
+                           c->weights);
 }
 
 static bool reorder_weights(const call *c)
 {
-    const int64_t O = c->key.w[0], each = c->cut.piece->each ? c->cut.piece->each : O;
-    return kn_onednn_each(kn_threads_for(kn_conv_product(c->key.w, 4)), (O + each - 1) / each,
-                          reorder_rows, c, NULL, 0);
+    return kn_onednn_each(1, 1, reorder_one, c, NULL, 0);
 }
 
 static bool run_pieces(const call *c)

@@ -28,9 +28,6 @@ typedef struct kn_conv_piece {
     kn_conv_key key;
     dnnl_primitive_t primitive; /* NULL: oneDNN has no kernel for it worth calling */
     kn_conv_part part[PARTS];
-    kn_conv_part rows[2]; /* of the weights, which threads share: `each` output channels, and the
-                                last ones */
-    int64_t each, apart;  /* 0: they aren't cut; elements of inner from rows to rows */
     dnnl_memory_desc_t bias, scratch_desc;
     size_t scratch;
 } kn_conv_piece;

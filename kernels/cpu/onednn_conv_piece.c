@@ -14,9 +14,9 @@ static bool plain_desc(dnnl_memory_desc_t *md, const kn_conv_key *k, int i)
     const int64_t *s = i == X ? k->x : i == Y ? k->y : k->w, plane = s[2] * s[3];
     const int64_t rows[4] = { s[1] * plane, plane, s[3], 1 };
     const int64_t last[4] = { s[1] * plane, 1, s[3] * s[1], s[1] };
-    const bool is_last[PARTS] = { k->x_last, k->w_last, k->y_last };
     if (i != W || k->groups == 1)
-        return kn_onednn_desc(md, 4, s, is_last[i] ? last : rows, t);
+        return kn_onednn_desc(
+            md, 4, s, (i == X ? k->x_last : i == Y ? k->y_last : k->w_last) ? last : rows, t);
     const int64_t grouped[5] = { k->groups, s[0] / k->groups, s[1], s[2], s[3] };
     const int64_t strides[5] = { s[0] / k->groups * rows[0], rows[0], rows[1], rows[2], rows[3] };
     return kn_onednn_desc(md, 5, grouped, strides, t);
@@ -54,51 +54,6 @@ static dnnl_primitive_desc_t describe(kn_conv_piece *v, bool as_they_lie,
     return good ? pd : NULL;
 }
 
-static bool reorder_make(kn_conv_part *p, bool result)
-{
-    dnnl_memory_desc_t *from = result ? &p->inner : &p->plain, *to = result ? &p->plain : &p->inner;
-    dnnl_engine_t engine = kn_onednn_engine();
-    dnnl_primitive_desc_t reorder = NULL;
-    p->bytes = dnnl_memory_desc_get_size(DESC(p->inner));
-    if (dnnl_reorder_primitive_desc_create(&reorder, DESC(*from), engine, DESC(*to), engine,
-                                           NULL) != dnnl_success)
-        return false;
-    bool good = dnnl_primitive_create(&p->reorder, reorder) == dnnl_success;
-    dnnl_primitive_desc_destroy(reorder);
-    return good;
-}
-
-static void part_free(kn_conv_part *p)
-{
-    if (p->reorder)
-        dnnl_primitive_destroy(p->reorder);
-    p->reorder = NULL;
-    kn_onednn_desc_free(&p->plain);
-    kn_onednn_desc_free(&p->inner);
-}
-
-/* Cuts the weights into rows of `each` output channels, if their order allows that. */
-static bool rows_make(kn_conv_piece *v, int64_t each)
-{
-    const bool result = v->key.kind == KN_CONV_WEIGHTS;
-    const int64_t *w = v->key.w, last = (w[0] - 1) / each * each;
-    const int64_t dims[4] = { each, w[1], w[2], w[3] }, rest[4] = { w[0] - last, w[1], w[2], w[3] };
-    const dnnl_memory_desc_t *plain = &v->part[W].plain, *inner = &v->part[W].inner;
-    kn_conv_part *first = &v->rows[0], *then = &v->rows[1];
-    dnnl_memory_desc_t second = { 0 };
-    v->apart = last ? kn_onednn_desc_rows(&second, inner, last > each ? dims : rest, each) : -1;
-    kn_onednn_desc_free(&second);
-    const bool good = v->apart > 0 && kn_onednn_desc_rows(&first->plain, plain, dims, 0) >= 0 &&
-                      kn_onednn_desc_rows(&first->inner, inner, dims, 0) >= 0 &&
-                      kn_onednn_desc_rows(&then->plain, plain, rest, last) >= 0 &&
-                      kn_onednn_desc_rows(&then->inner, inner, rest, last) >= 0 &&
-                      reorder_make(first, result) && reorder_make(then, result);
-    if (!good)
-        part_free(first), part_free(then);
-    v->each = good ? each : 0;
-    return good;
-}
-
 static bool part_make(kn_conv_piece *v, int i, dnnl_primitive_desc_t pd)
 {
     static const dnnl_query_t in[] = { dnnl_query_src_md, dnnl_query_weights_md,
@@ -114,9 +69,16 @@ static bool part_make(kn_conv_piece *v, int i, dnnl_primitive_desc_t pd)
         return false;
     if (dnnl_memory_desc_equal(DESC(p->plain), DESC(p->inner)))
         return true;
-    if (i == W && v->key.groups == 1 && !rows_make(v, 64))
-        rows_make(v, 96); /* of blocks of 24 or 48 */
-    return reorder_make(p, result);
+    dnnl_memory_desc_t *from = result ? &p->inner : &p->plain, *to = result ? &p->plain : &p->inner;
+    dnnl_engine_t engine = kn_onednn_engine();
+    dnnl_primitive_desc_t reorder = NULL;
+    p->bytes = dnnl_memory_desc_get_size(DESC(p->inner));
+    if (dnnl_reorder_primitive_desc_create(&reorder, DESC(*from), engine, DESC(*to), engine,
+                                           NULL) != dnnl_success)
+        return false;
+    bool good = dnnl_primitive_create(&p->reorder, reorder) == dnnl_success;
+    dnnl_primitive_desc_destroy(reorder);
+    return good;
 }
 
 static void conv_make_primitive(kn_conv_piece *v)
@@ -144,10 +106,12 @@ static void conv_destroy(kn_onednn_item *item)
     kn_conv_piece *v = (kn_conv_piece *)item;
     if (v->primitive)
         dnnl_primitive_destroy(v->primitive);
-    for (int i = 0; i < PARTS; i++)
-        part_free(&v->part[i]);
-    part_free(&v->rows[0]);
-    part_free(&v->rows[1]);
+    for (int i = 0; i < PARTS; i++) {
+        if (v->part[i].reorder)
+            dnnl_primitive_destroy(v->part[i].reorder);
+        kn_onednn_desc_free(&v->part[i].plain);
+        kn_onednn_desc_free(&v->part[i].inner);
+    }
     kn_onednn_desc_free(&v->bias);
     kn_onednn_desc_free(&v->scratch_desc);
     kn_host_free(v);
