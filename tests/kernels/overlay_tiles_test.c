@@ -1,6 +1,6 @@
 /* tests/kernels/overlay_tiles_test.c: the fast providers against the reference (overlay.h):
  * convolutions that they cut into tiles (kernels/cpu/vec/winograd.h), or multiply in pairs of bf16
- * (gemm_windows.h), and weights in rows. */
+ * (gemm_windows.h), and weights of many results. */
 #include "tests/kernels/overlay_images.h"
 
 /* Channels-last images with windows of 3 x 3 and stride 1, of sizes for which the vector provider
@@ -89,7 +89,7 @@ OVERLAY(overlay_tiles, conv_grad_w_of_windows, CONV_GRAD_W, 6300, overlay_cases(
     case_run(c, &a);
 }
 
-/* Weights of many results, which threads share to reorder. */
+/* Weights that oneDNN is given channels-last, of many results. */
 OVERLAY(overlay_tiles, conv_of_many_results, CONV, 6400, overlay_cases(24))
 {
     const int64_t C = 16 + case_pick(c, 32), O = 65 + case_pick(c, 300), kernel = 1 + i % 2 * 2;
