@@ -14,14 +14,9 @@ static bool plain_desc(dnnl_memory_desc_t *md, const kn_conv_key *k, int i)
     const int64_t *s = i == X ? k->x : i == Y ? k->y : k->w, plane = s[2] * s[3];
     const int64_t rows[4] = { s[1] * plane, plane, s[3], 1 };
     const int64_t last[4] = { s[1] * plane, 1, s[3] * s[1], s[1] };
+    const bool is_last[PARTS] = { k->x_last, k->w_last, k->y_last };
     if (i != W || k->groups == 1)
-        return kn_onednn_desc(md, 4, s,
-                              (i == X   ? k->x_last
-                               : i == Y ? k->y_last
-                                        : k->w_last)
-                                  ? last
-                                  : rows,
-                              t);
+        return kn_onednn_desc(md, 4, s, is_last[i] ? last : rows, t);
     const int64_t grouped[5] = { k->groups, s[0] / k->groups, s[1], s[2], s[3] };
     const int64_t strides[5] = { s[0] / k->groups * rows[0], rows[0], rows[1], rows[2], rows[3] };
     return kn_onednn_desc(md, 5, grouped, strides, t);
