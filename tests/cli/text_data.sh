@@ -44,6 +44,7 @@ refused <<'END_OF_CASES'
 --data bins|say how many kinds there are
 --data bins --vocab 200|outside the vocabulary of 200
 --data fine.bin --val-data bins --vocab 300|--vocab is for tokens without a header, which fine.bin isn't
+--data mnist --tokenizer byte|mnist is a set of images; a text is shakespeare, a file or a folder
 --data one.bin --vocab 300 --val-data nowhere|no data set, file or folder 'nowhere'
 --data one.bin --vocab 300 --val-data bins/val_0.bin --ctx 500|use --ctx 499 or less
 END_OF_CASES

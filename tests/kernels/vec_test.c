@@ -102,6 +102,29 @@ KN_TEST(vec, places_and_counts)
     kn_set_threads(1);
 }
 
+/* Of one number each: sums begin at 0, so that of -0 is 0. */
+KN_TEST(vec, reductions_of_nothing)
+{
+    static const kn_dtype types[][2] = {
+        { KN_F32, KN_F32 }, { KN_BF16, KN_BF16 }, { KN_BF16, KN_F32 }, { KN_F16, KN_F32 }
+    };
+    enum { N = 37 };
+    for (int t = 0; t < 4; t++)
+        for (int kind = KN_SUM; kind <= KN_MIN; kind++) {
+            float x[N], y[N];
+            kn_array from = array(x, 1, N), to = array(y, 1, N);
+            from.dtype = types[t][0];
+            to.dtype = kind == KN_SUM ? types[t][1] : from.dtype;
+            KN_LAUNCH(stream(), KN_K_FILL, (kn_fill_args){ from, -0.0, 0 });
+            KN_LAUNCH(stream(), KN_K_REDUCE, (kn_reduce_args){ to, from, (kn_reduce_kind)kind });
+            KN_CHECK_OK();
+            const size_t size = kn_dtype_size(to.dtype);
+            for (size_t i = 1; i <= N; i++)
+                KN_CHECK(((unsigned char *)y)[i * size - 1] == (kind >= KN_MAX ? 0x80 : 0),
+                         "kind %d of %s", kind, kn_dtype_name(from.dtype));
+        }
+}
+
 /* Rows of a few elements: threads begin within one, and inputs that repeat a row or an element of
  * each are copied. */
 KN_TEST(vec, short_rows_that_repeat)
