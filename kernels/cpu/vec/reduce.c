@@ -73,10 +73,14 @@ static bool plan_in_order(plan *p, const kn_reduce_args *args, bool by_stride)
         p->mid = it.shape[i];
         p->sm = stride[i++];
     }
-    if (i == n || kept[i])
+    const bool reduces = i < n && !kept[i];
+    if (p->outer && !reduces)
         return false;
-    p->r = it.shape[i];
-    p->sr = stride[i++];
+    p->r = 1;
+    if (reduces)
+        p->r = it.shape[i], p->sr = stride[i++];
+    else if (i == n) /* a row of columns, each of one number */
+        p->c = p->a, p->a = 1;
     if (i < n && kept[i])
         p->c = it.shape[i++];
     p->sums = args->kind == KN_SUM || args->kind == KN_MEAN;
@@ -326,29 +330,6 @@ static kn_status run(plan *p, int threads)
     return KN_DONE;
 }
 
-/* ---- reductions of nothing: each result is of one number ------------------------------------- */
-
-/* Sums begin at 0, so that of -0 is 0. */
-static void add_to_zero(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
-{
-    const kn_reduce_args *a = ctx;
-    (void)it;
-    for (int64_t i = 0; i < n; i += KN_VW)
-        v_put_n(a->dst.dtype, p[0], i, v_zero() + v_get_n(a->src.dtype, p[1], i, n - i), n - i);
-}
-
-static kn_status reduce_nothing(const kn_reduce_args *a)
-{
-    vec_iter it;
-    if (a->kind == KN_MAX || a->kind == KN_MIN)
-        return VEC_FN(vec_copy)(&(kn_copy_args){ a->dst, a->src });
-    vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src });
-    if (a->src.dtype == KN_BOOL || vec_iter_inner(&it, 0) != 1 || vec_iter_inner(&it, 1) != 1)
-        return KN_DECLINED;
-    vec_iter_run(&it, it.total * (it.size[0] + it.size[1]), add_to_zero, a);
-    return KN_DONE;
-}
-
 kn_status VEC_FN(vec_reduce)(const void *args)
 {
     const kn_reduce_args *a = args;
@@ -358,12 +339,9 @@ kn_status VEC_FN(vec_reduce)(const void *args)
     const bool same = place || a->dst.dtype == a->src.dtype || a->dst.dtype == KN_F32;
     if (!count && (!vec_float(a->src.dtype) || !same))
         return KN_DECLINED;
-    const int64_t n = kn_array_numel(&a->src);
-    if (n > 0 && n == kn_array_numel(&a->dst) && !place)
-        return reduce_nothing(a);
-    if (n == 0 || !plan_make(&p, a) || (place && p.r > INT32_MAX))
+    if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a) || (place && p.r > INT32_MAX))
         return KN_DECLINED;
-    const int threads = kn_threads_for(n * p.size);
+    const int threads = kn_threads_for(kn_array_numel(&a->src) * p.size);
     if (!place)
         return run(&p, threads);
     kn_each_range(threads, p.a * ((p.c + KN_VW - 1) / KN_VW), find_places, &p);
