@@ -17,12 +17,13 @@ static const struct named_set {
     const char *name, *path; /* below a data folder */
     const char *file;        /* that tells a whole folder; NULL: any */
     bool part;               /* a folder without it is of use, too, where there is no other */
+    bool images;
 } named_sets[] = {
-    { "shakespeare", "tinyshakespeare/input.txt", NULL, false },
-    { "mnist", "mnist", NULL, false },
-    { "fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte.gz", true },
-    { "cifar10", "cifar10", "test_batch.bin", false },
-    { "cifar100", "cifar100", "test.bin", false },
+    { "shakespeare", "tinyshakespeare/input.txt", NULL, false, false },
+    { "mnist", "mnist", NULL, false, true },
+    { "fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte.gz", true, true },
+    { "cifar10", "cifar10", "test_batch.bin", false, true },
+    { "cifar100", "cifar100", "test.bin", false, true },
 };
 #define NAMED_SETS (sizeof named_sets / sizeof named_sets[0])
 #define SET_NAMES  "shakespeare|mnist|fashion-mnist|cifar10|cifar100"
@@ -33,6 +34,12 @@ static const struct named_set *find_set(const char *name)
         if (strcmp(named_sets[i].name, name) == 0)
             return &named_sets[i];
     return NULL;
+}
+
+bool kn_names_images(const char *name)
+{
+    const struct named_set *set = find_set(name);
+    return set && set->images;
 }
 
 /* "a/b", or "a/b/c" where c is given. */

@@ -12,6 +12,8 @@
 #define KN_MAX_PIXELS  ((int64_t)1 << 26) /* of an image, unless the user says otherwise */
 #define KN_MOST_PIXELS ((int64_t)1 << 32) /* that the user may allow */
 
+bool kn_names_images(const char *name); /* whether a data set of images has it (files.c) */
+
 /* A view of an image of 8 bits a channel: value (y, x, c) is at pixel[y * row + x * col + c *
  * channel]. A negative step mirrors. */
 typedef struct kn_pixels {

@@ -2,9 +2,9 @@
  * ranks. This file holds the parts specific to language models and text; trainer.c has the way from
  * the options to the end, training.c the loop. */
 #include "data/data.h"
+#include "data/images_internal.h"
 #include "kernels/error_internal.h"
 #include "models/imported_internal.h"
-#include "models/options_internal.h"
 #include "models/programs/gpt_settings.h"
 #include "models/programs/training.h"
 #include "models/sample.h"
@@ -133,7 +133,7 @@ static bool init_tokenizer(gpt_run *r, bool ids)
 /* The path of a data set, a file, a folder or a pattern, for kn_host_free; NULL with an error. */
 static char *data_path(const char *name)
 {
-    if (kn_is_listed("mnist|fashion-mnist|cifar10|cifar100", name))
+    if (kn_names_images(name))
         return kn_fail_null("%s is a set of images; a text is shakespeare, a file or a folder",
                             name);
     return kn_text_is_pattern(name) ? kn_host_strdup(name) : kn_data_find(name);

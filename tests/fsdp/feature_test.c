@@ -183,17 +183,6 @@ KN_TEST(feature, with_the_bundled_models)
 /* bf16 with f32 reduction: no plain process rounds like it, but all strategies of N ranks agree. */
 KN_TEST(feature, bf16_is_equal_among_strategies)
 {
-    for (int m = 0; m < MATRIX_BUNDLED; m++) {
-        matrix_spec a = { .model = m, .ranks = 2 };
-        a.o.param_dtype = KN_BF16;
-        a.o.reduce_dtype = KN_F32;
-        for (int s = KN_SHARD_GRAD_OP; s <= KN_NO_SHARD; s++) {
-            matrix_spec b = a;
-            b.o.strategy = s;
-            b.o.layout = KN_LAYOUT_PER_PARAM + s % 2;
-            b.o.forward_prefetch = true;
-            b.offload = s == KN_NO_SHARD;
-            matrix_check_equal(&a, &b);
-        }
-    }
+    for (int m = 0; m < MATRIX_BUNDLED; m++)
+        matrix_check_16_bits((matrix_spec){ .model = m, .ranks = 2 }, KN_BF16, NULL);
 }

@@ -102,22 +102,10 @@ KN_TEST(image_models, give_the_bits_of_one_process)
     }
 }
 
-/* bf16 and f16 with f32 reduction: all strategies and layouts of N ranks agree. */
 static void check_16_bits(int k, int ranks, kn_dtype dtype)
 {
-    matrix_spec a = { .ranks = ranks, .threads = true };
-    a.o.param_dtype = dtype;
-    a.o.reduce_dtype = KN_F32;
-    a = of_kind(k, a);
-    for (int s = KN_SHARD_GRAD_OP; s <= KN_NO_SHARD; s++) {
-        matrix_spec b = a;
-        b.o.strategy = s;
-        b.o.layout = KN_LAYOUT_PER_PARAM + s % 2;
-        b.o.forward_prefetch = true;
-        b.offload = s == KN_NO_SHARD;
-        b.o.recompute_class = s == KN_NO_SHARD ? NULL : kind[k].block;
-        matrix_check_equal(&a, &b);
-    }
+    matrix_check_16_bits(of_kind(k, (matrix_spec){ .ranks = ranks, .threads = true }), dtype,
+                         kind[k].block);
 }
 
 KN_TEST(image_models, have_equal_bits_in_16_bits_in_every_strategy_and_layout)

@@ -156,6 +156,9 @@ void matrix_check_learning(void *own, kn_tensor *(*loss)(void *own, int step, in
                            kn_optim *o, int steps, double part);
 /* Two settings with equal outcomes on all ranks. */
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
+/* a in bf16 or f16 with f32 reduction, in all strategies, which recompute that class (NULL: none),
+ * but for the last: no plain process rounds like it. */
+void matrix_check_16_bits(matrix_spec a, kn_dtype t, const char *recompute_class);
 /* The options of s as matrix_run passes them to kn_fsdp_wrap. */
 kn_fsdp_wrap_options matrix_options(const matrix_spec *s);
 /* True if recomputing alone, without fsdp, changes the order of additions. */

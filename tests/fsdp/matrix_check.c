@@ -208,3 +208,18 @@ void matrix_check_equal(const matrix_spec *a, const matrix_spec *b)
     check_ranks(&two, want, matrix_describe(&one, line, sizeof line));
     drop(want, one.ranks);
 }
+
+void matrix_check_16_bits(matrix_spec a, kn_dtype t, const char *recompute_class)
+{
+    a.o.param_dtype = t;
+    a.o.reduce_dtype = KN_F32;
+    for (int s = KN_SHARD_GRAD_OP; s <= KN_NO_SHARD; s++) {
+        matrix_spec b = a;
+        b.o.strategy = s;
+        b.o.layout = KN_LAYOUT_PER_PARAM + s % 2;
+        b.o.forward_prefetch = true;
+        b.offload = s == KN_NO_SHARD;
+        b.o.recompute_class = b.offload ? NULL : recompute_class;
+        matrix_check_equal(&a, &b);
+    }
+}
