@@ -22,10 +22,11 @@
 #endif
 #define GEMM_NR (2 * KN_VW)
 
-enum {
-    DEPTH = 256, /* terms of a chain: GEMM_NR x DEPTH floats stay in the L1 cache */
-    LINE = 16,   /* floats of a cache line */
-};
+/* The terms of a chain. With more of them c is written more seldom, but a panel of b comes from the
+ * L2 cache instead of L1: tiles of 16 lanes have the time. */
+enum { DEPTH = KN_VW == 16 ? 512 : 256 };
+
+enum { LINE = 16 }; /* floats of a cache line */
 
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
@@ -189,7 +190,8 @@ static inline void gemm_pack_right(float *dst, const void *src, kn_dtype t, int6
 /* ---- lines asked for ahead ------------------------------------------------------------------ */
 
 /* Cache lines that a kernel asks the memory for between its terms, where loads have time to spare:
- * so packing finds the source of the next panel in the cache. */
+ * so packing finds the source of the next panel in the cache. A core waits for few lines at a time
+ * (24 on Zen 4), and its loads wait behind them: so the lines are spread. */
 typedef struct gemm_ahead {
     const char *line;
     int64_t run, left; /* lines of a run of the memory, and those left of this one */
@@ -200,7 +202,7 @@ typedef struct gemm_ahead {
     int64_t each;      /* of them, before every AHEAD terms */
 } gemm_ahead;
 
-enum { AHEAD = 8 };
+enum { AHEAD = KN_VW == 16 ? 8 : 16 }; /* smaller tiles have fewer operations a term */
 
 VEC_INLINE void gemm_ask(gemm_ahead *s)
 {
@@ -214,26 +216,37 @@ VEC_INLINE void gemm_ask(gemm_ahead *s)
     }
 }
 
+/* A row of a tile, to be written. */
+VEC_INLINE void gemm_ask_row(const float *c)
+{
+    __builtin_prefetch(c, 1);
+    if (GEMM_NR > LINE)
+        __builtin_prefetch(c + LINE, 1);
+}
+
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* c[i * ldc + j] = (add ? c[i * ldc + j] : 0) + sum_k a[i * ai + k * ak] * b[k * bk + j]
  * (+ bias[j]) for i < rows, a constant of at most GEMM_MR, and j < GEMM_NR; the tile lives in
- * registers. ahead: NULL, or the lines to ask for meanwhile. */
+ * registers. ahead: NULL, or two runs of lines to ask for meanwhile, beside those of c. */
 VEC_INLINE void gemm_rows(int rows, int64_t kc, const float *a, int64_t ai, int64_t ak,
                           const float *b, int64_t bk, float *c, int64_t ldc, bool add,
                           const float *bias, bool pairs, gemm_ahead *ahead)
 {
     vf s[GEMM_MR][2];
     for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(c + i * ldc, 1);
-        if (GEMM_NR > LINE)
-            __builtin_prefetch(c + i * ldc + LINE, 1);
         s[i][0] = s[i][1] = v_zero();
+        if (!ahead)
+            gemm_ask_row(c + i * ldc);
     }
     for (int64_t k = 0; k < kc;) {
         const int64_t end = ahead ? v_min_i64(k + AHEAD, kc) : kc;
-        if (ahead)
+        if (ahead) {
             gemm_ask(ahead);
+            gemm_ask(ahead + 1);
+            if (k < rows * AHEAD)
+                gemm_ask_row(c + k / AHEAD * ldc);
+        }
         for (; k < end; k++) {
             const vf b0 = v_load(b + k * bk), b1 = v_load(b + k * bk + KN_VW);
 #pragma GCC unroll 12

@@ -2,12 +2,12 @@
  * and f16 (packed as f32, or bf16, and f32 rounded to it, as pairs).
  *
  * The result is cut into tasks of rows x columns, which threads claim one by one; they never wait
- * for each other before the end. A task goes through K in blocks. It packs its rows of a block into
- * a place of its thread, where they stay in the L2 cache; then it packs one panel of columns after
- * the other, which stays in the L1 cache, and multiplies it by all panels of rows; meanwhile it
- * asks the memory for the source of the next panel. An element's value is the sum over blocks of k,
- * in order, of chains of v_fma: a function of K and the operands alone, for every cut, and for
- * every instruction set, but that blocks of pairs are twice as deep.
+ * for each other before the end. A task goes through K in blocks. It packs one panel of a block's
+ * columns after the other, and multiplies it by all panels of its rows, which it packs beside the
+ * first one; meanwhile it asks the memory for the source of the next panels. Packed rows and the
+ * panel of columns stay in the L2 cache, from where they come in order, so in time. An element's
+ * value is the sum over blocks of k, in order, of chains of v_fma: a function of K and the operands
+ * alone, for every cut; the instruction set decides how deep a block is.
  *
  * Of a matrix by its own transpose (a Gram matrix) the tiles below the diagonal are left out, and
  * copied from above: their chains have the same factors. */
@@ -137,29 +137,41 @@ static int64_t workspace_floats(const product *p, int threads)
 
 /* ---- one task ------------------------------------------------------------------------------- */
 
-/* Asks for the source of rows [m, m + n) of a block; of columns for the line that is new. */
-VEC_INLINE void left_prefetch(const product *p, const block *b, int64_t m, int64_t n)
+/* The panel of a block's rows from row i on; left: of the first. */
+static void pack_left(const product *p, float *left, const block *b, int64_t i)
 {
-    const int64_t step = 64 / v_size(p->t);
-    for (int64_t i = 0; i < n && p->ak == 1; i++)
-        for (int64_t k = 0; k < b->kb; k += step)
-            __builtin_prefetch(gemm_at(p->a, p->t, (m + i) * p->am + b->k + k));
-    for (int64_t k = 0; k < b->kb && n > 0 && p->ak != 1 && p->am == 1; k++)
-        __builtin_prefetch(gemm_at(p->a, p->t, m + n - 1 + (b->k + k) * p->ak));
+    const int64_t rows = v_min_i64(GEMM_MR, b->mb - i);
+    const void *from = gemm_at(p->a, p->t, (b->m + i) * p->am + b->k * p->ak);
+    float *to = left + i * packed(p, b->kb);
+    if (p->pairs)
+        VEC_BY_DTYPE(p->t, gemm_pack_pairs, to, from, p->am, p->ak, rows, b->kb, GEMM_MR);
+    else
+        gemm_pack_left(to, from, p->t, p->am, p->ak, rows, b->kb);
 }
 
-static void pack_left(const product *p, float *left, const block *b)
+/* Of the lines that a tile of so many terms asks for: before every AHEAD of them. */
+static int64_t each_time(const product *p, int64_t lines, int64_t terms)
 {
-    for (int64_t i = 0; i < b->mb; i += GEMM_MR) {
-        const int64_t then = i + GEMM_MR, rows = v_min_i64(GEMM_MR, b->mb - i);
-        const void *from = gemm_at(p->a, p->t, (b->m + i) * p->am + b->k * p->ak);
-        float *to = left + i * packed(p, b->kb);
-        left_prefetch(p, b, b->m + then, v_min_i64(GEMM_MR, b->mb - then));
-        if (p->pairs)
-            VEC_BY_DTYPE(p->t, gemm_pack_pairs, to, from, p->am, p->ak, rows, b->kb, GEMM_MR);
-        else
-            gemm_pack_left(to, from, p->t, p->am, p->ak, rows, b->kb);
-    }
+    return ceil_div(lines, ceil_div(packed(p, terms), AHEAD));
+}
+
+/* The source of the rows of a block from i on, to be asked for by one tile; of rows that lie side
+ * by side in columns, the line that is new. */
+static gemm_ahead left_ahead(const product *p, const block *b, int64_t i)
+{
+    const int64_t bytes = v_size(p->t), rows = v_min_i64(GEMM_MR, b->mb - i);
+    const bool along = p->ak == 1;
+    if (rows <= 0 || b->kb == 0 || (!along && p->am != 1))
+        return (gemm_ahead){ 0 };
+    const int64_t row = b->m + i + (along ? 0 : rows - 1);
+    const int64_t run = along ? ceil_div(b->kb * bytes, 64) : 1;
+    const int64_t lines = along ? rows * run : b->kb;
+    return (gemm_ahead){ .line = gemm_at(p->a, p->t, row * p->am + b->k * p->ak),
+                         .run = run,
+                         .left = run,
+                         .skip = (along ? p->am : p->ak) * bytes - run * 64,
+                         .lines = lines,
+                         .each = each_time(p, lines, b->kb) };
 }
 
 /* The source of the panel of a block from column n on: `lines` runs of the memory, `apart` elements
@@ -198,8 +210,8 @@ static void pack_right(const product *p, float *right, const panel *s, const blo
         gemm_pack_right(right, s->at, p->t, p->bn, p->bk, s->width, b->kb);
 }
 
-/* The lines of a panel's source, to be asked for by `tiles` tiles of kb terms. */
-static gemm_ahead panel_ahead(const product *p, const panel *s, int64_t tiles, int64_t kb)
+/* The lines of a panel's source, to be asked for by `tiles` tiles of so many terms. */
+static gemm_ahead panel_ahead(const product *p, const panel *s, int64_t tiles, int64_t terms)
 {
     const int64_t bytes = v_size(p->t), run = ceil_div(s->run * bytes, 64);
     return (gemm_ahead){ .line = s->at,
@@ -210,7 +222,7 @@ static gemm_ahead panel_ahead(const product *p, const panel *s, int64_t tiles, i
                          .runs = s->begun,
                          .further = s->further * bytes,
                          .lines = s->lines * run,
-                         .each = ceil_div(s->lines * run, tiles * ceil_div(kb, AHEAD)) };
+                         .each = each_time(p, ceil_div(s->lines * run, tiles), terms) };
 }
 
 /* Rounds m x n finished sums of the workspace to dst. */
@@ -269,7 +281,6 @@ static void block_run(const product *p, const tasks *x, const block *b, float *p
     block next = *b;
     next.k += b->kb;
     next.kb = v_min_i64(x->depth, p->K - next.k);
-    pack_left(p, place, b);
     panel here = panel_of(p, b, b->n);
     for (int64_t n = b->n; n < end; n += GEMM_NR) {
         const bool more = n + GEMM_NR < end || next.kb > 0;
@@ -279,12 +290,17 @@ static void block_run(const product *p, const tasks *x, const block *b, float *p
         pack_right(p, right, &here, b, n);
         for (int64_t i = 0; biased && i < here.width; i++)
             bias[i] = gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n);
-        gemm_ahead ahead = { 0 };
+        gemm_ahead ahead[2] = { 0 };
         if (more && b->kb > 0)
-            ahead = panel_ahead(p, &there, tiles, packed(p, b->kb));
-        for (int64_t i = 0; i < tiles; i++)
-            tile_product(p, place + i * GEMM_MR * packed(p, b->kb), right, c, x->columns,
-                         biased ? bias : NULL, b, b->m + i * GEMM_MR, n, &ahead);
+            ahead[0] = panel_ahead(p, &there, tiles, b->kb);
+        for (int64_t i = 0; i < b->mb; i += GEMM_MR) {
+            if (n == b->n) {
+                pack_left(p, place, b, i);
+                ahead[1] = left_ahead(p, b, i + GEMM_MR);
+            }
+            tile_product(p, place + i * packed(p, b->kb), right, c, x->columns,
+                         biased ? bias : NULL, b, b->m + i, n, ahead);
+        }
         here = there;
     }
 }
