@@ -31,6 +31,7 @@ typedef struct block {
     float *o;        /* [QB, width] */
     float m[QB], l[QB];
     bool met[QB / GEMM_MR]; /* a panel of queries has met keys: o has values */
+    attn_drawn *drawn;
 } block;
 
 static int64_t block_floats(const attn *a)
@@ -126,8 +127,9 @@ static void block_rows(const attn *a, block *c, int64_t i, int64_t s, int64_t se
     for (int r = 0; r < GEMM_MR; r++) {
         c->l[i + r] += v_hsum(sum[r]);
         if (a->dropout && visible[r] > 0) {
-            float factor[KB], *p = c->p + r * KB;
-            attn_factors(a, factor, (c->b * a->H + c->h) * a->T + c->t + i + r, s, visible[r]);
+            const int64_t row = (c->b * a->H + c->h) * a->T + c->t + i + r;
+            const float *factor = attn_factors(a, c->drawn, row, s, visible[r]);
+            float *p = c->p + r * KB;
             for (int64_t j = 0; j < visible[r]; j += KN_VW)
                 v_store(p + j, v_load(p + j) * v_load(factor + j));
         }
@@ -145,14 +147,15 @@ static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const f
     for (int64_t i = 0; i < QB && c->t + i < a->T; i += GEMM_MR) {
         const int64_t begin = s + attn_hidden(a, c->t + i, s, n) / GEMM_NR * GEMM_NR;
         const int64_t seen = attn_panel_visible(a, c->t + i, begin, s + n - begin);
+        const int64_t rows = a->T - c->t - i;
         bool *met = c->met + i / GEMM_MR;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
-            attn_tile(a, a->D, c->q + i * W, W, 1, panels + (begin + j) * attn_floats(a, a->D),
-                      GEMM_NR, c->p + j, KB, false);
+            attn_tile(a, rows, a->D, c->q + i * W, W, 1,
+                      panels + (begin + j) * attn_floats(a, a->D), GEMM_NR, c->p + j, KB, false);
         if (seen > 0)
             block_rows(a, c, i, begin, seen);
         for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
-            attn_tile(a, seen, c->p, KB, 1,
+            attn_tile(a, rows, seen, c->p, KB, 1,
                       v + d * (f->copies ? attn_floats(a, a->S) : 1) + attn_floats(a, begin) * vs,
                       vs, c->o + i * a->width + d, a->width, *met);
         *met |= seen > 0;
@@ -174,12 +177,12 @@ static void block_end(const forward *f, block *c)
 }
 
 /* Item i of the chunk: blocks with most keys come first, so that threads end together. */
-static void forward_item(const forward *f, int64_t item, float *room)
+static void forward_item(const forward *f, int64_t item, float *room, attn_drawn *drawn)
 {
     const attn *a = &f->a;
     const int64_t each = f->groups * a->heads, i = item % each / a->heads;
     const int64_t group = f->first + i, g = group % a->G;
-    block c = { .b = group / a->G, .h = g * a->heads + item % a->heads };
+    block c = { .b = group / a->G, .h = g * a->heads + item % a->heads, .drawn = drawn };
     c.t = a->queries - QB * (1 + item / each);
     c.q = room;
     c.p = c.q + QB * a->width;
@@ -214,8 +217,9 @@ static void forward_items(const void *ctx, int64_t part)
 {
     const forward_call *c = ctx;
     float *room = c->rooms + part * block_floats(&c->f->a);
+    attn_drawn drawn = { 0 };
     for (int64_t i; (i = atomic_fetch_add_explicit(c->next, 1, memory_order_relaxed)) < c->items;)
-        forward_item(c->f, i, room);
+        forward_item(c->f, i, room, &drawn);
 }
 
 static void forward_chunk(const forward *f, int threads, float *rooms)

@@ -51,14 +51,29 @@ static inline int64_t attn_floats(const attn *a, int64_t n)
     return a->pairs ? ceil_div(n, 2) : n;
 }
 
-/* gemm_tile of so many terms, b with rows of bk floats. */
-VEC_INLINE void attn_tile(const attn *a, int64_t terms, const float *left, int64_t li, int64_t lk,
-                          const float *b, int64_t bk, float *c, int64_t ldc, bool add)
+VEC_INLINE void attn_tile_of(int rows, const attn *a, int64_t terms, const float *left, int64_t li,
+                             int64_t lk, const float *b, int64_t bk, float *c, int64_t ldc,
+                             bool add)
 {
     if (a->pairs)
-        gemm_rows(GEMM_MR, ceil_div(terms, 2), left, li, lk, b, bk, c, ldc, add, NULL, true, NULL);
+        gemm_rows(rows, ceil_div(terms, 2), left, li, lk, b, bk, c, ldc, add, NULL, true, NULL);
     else
-        gemm_rows(GEMM_MR, terms, left, li, lk, b, bk, c, ldc, add, NULL, false, NULL);
+        gemm_rows(rows, terms, left, li, lk, b, bk, c, ldc, add, NULL, false, NULL);
+}
+
+/* gemm_tile of so many rows, by thirds, and terms, b with rows of bk floats. */
+static __attribute__((noinline)) void attn_tile(const attn *a, int64_t rows, int64_t terms,
+                                                const float *left, int64_t li, int64_t lk,
+                                                const float *b, int64_t bk, float *c, int64_t ldc,
+                                                bool add)
+{
+    enum { THIRD = GEMM_MR / 3 };
+    if (rows > 2 * THIRD)
+        attn_tile_of(GEMM_MR, a, terms, left, li, lk, b, bk, c, ldc, add);
+    else if (rows > THIRD)
+        attn_tile_of(2 * THIRD, a, terms, left, li, lk, b, bk, c, ldc, add);
+    else
+        attn_tile_of(THIRD, a, terms, left, li, lk, b, bk, c, ldc, add);
 }
 
 /* x has dtype t and is dense in the last dim, or isn't there. */
@@ -265,19 +280,34 @@ static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int
     }
 }
 
-/* f[0..n) = the factors of dropout, 0 or kept, of keys s and on of row (b H + h) T + t; the vector
- * that holds the last one is filled. */
-static inline void attn_factors(const attn *a, float *f, int64_t row, int64_t s, int64_t n)
+/* Factors of dropout that are drawn: of elements [begin, end) of the call, row (b H + h) T + t and
+ * key s being element row S + s; zeros at first. */
+enum { DRAWN = 64 }; /* vec_words makes so many at a time, or a divisor */
+typedef struct attn_drawn {
+    int64_t begin, end;
+    float f[KB + 2 * DRAWN];
+} attn_drawn;
+
+/* The factors, 0 or kept, of n <= KB keys from s on; those that fill a vector follow. Short rows
+ * are drawn several at a time. */
+static inline const float *attn_factors(const attn *a, attn_drawn *d, int64_t row, int64_t s,
+                                        int64_t n)
 {
     const vf threshold = v_set1((float)a->threshold), kept = v_set1(a->kept);
-    uint32_t word[KB];
-    vec_words(a->seed, a->stream, (uint64_t)(row * a->S + s), round_up(n, KN_VW), word);
-    for (int64_t j = 0; j < n; j += KN_VW) {
+    const int64_t begin = row * a->S + s, end = begin + round_up(n, KN_VW);
+    if (begin >= d->begin && end <= d->end)
+        return d->f + (begin - d->begin);
+    uint32_t word[KB + 2 * DRAWN];
+    d->begin = begin / DRAWN * DRAWN;
+    d->end = round_up(end, DRAWN);
+    vec_words(a->seed, a->stream, (uint64_t)d->begin, d->end - d->begin, word);
+    for (int64_t j = 0; j < d->end - d->begin; j += KN_VW) {
         vi w;
         memcpy(&w, word + j, sizeof w);
         const vf drawn = v_to_float((vi)((vu)w >> 8)); /* exact, as the threshold is */
-        v_store(f + j, v_sel(v_ge(drawn, threshold), kept, v_zero()));
+        v_store(d->f + j, v_sel(v_ge(drawn, threshold), kept, v_zero()));
     }
+    return d->f + (begin - d->begin);
 }
 
 #endif

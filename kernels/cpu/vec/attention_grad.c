@@ -37,6 +37,7 @@ typedef struct backward {
     float *rounded;              /* the same of dz in pairs, rounded as they are multiplied */
     int64_t *heavy; /* [queries]: the key with more than half of a row's weight, or -1 */
     float *p, *dz;  /* tiles [QB, P] */
+    attn_drawn *drawn;
 } backward;
 
 static int64_t backward_floats(const attn *a)
@@ -149,11 +150,12 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t seen, int
     const int64_t n = blind ? 0 : attn_visible(a, t, s, seen), end = round_up(n, KN_VW);
     const vf lse = v_set1(blind ? 0 : ((const float *)w->x->lse.data)[row]);
     const vf delta = v_set1(w->delta[t]), share = v_set1(w->share[t]);
-    float factor[SB], *sum = w->rest + t * KN_VW;
+    const float *factor = NULL;
+    float weight[SB], *sum = w->rest + t * KN_VW;
     if (n > 0)
         attn_scores(a, p, w->b, w->h, t, s, n);
     if (n > 0 && a->dropout)
-        attn_factors(a, factor, row, s, n);
+        factor = attn_factors(a, w->drawn, row, s, n);
     for (int64_t j = n; j < end; j++)
         p[j] = -INFINITY; /* whose exponential is 0 */
     vf top = v_zero(), rest = v_zero();
@@ -163,11 +165,11 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t seen, int
         v_store(p + j, f * e);
         v_store(dz + j, e * (f * dp - delta));
         if (a->dropout)
-            v_store(factor + j, e);
+            v_store(weight + j, e);
         top = v_max(e, top);
     }
     if (v_any(v_gt(top, v_set1(0.5f))))
-        note_heavy(w, t, s, n, a->dropout ? factor : p, dz);
+        note_heavy(w, t, s, n, a->dropout ? weight : p, dz);
     for (int64_t j = 0; j < end; j += KN_VW)
         rest = rest + v_load(dz + j);
     v_store(sum, v_load(sum) + rest);
@@ -193,8 +195,8 @@ static float row_share(const backward *w, int64_t t)
     for (int64_t s = 0; s < a->S; s += a->block) {
         const int64_t n = attn_visible(a, t, s, v_min_i64(a->block, a->S - s));
         for (int64_t j = 0; j < n; j += GEMM_NR)
-            attn_tile(a, a->D, w->q + i * W, W, 1, w->kt + (s + j) * attn_floats(a, a->D), GEMM_NR,
-                      w->p + j, P, false);
+            attn_tile(a, GEMM_MR, a->D, w->q + i * W, W, 1, w->kt + (s + j) * attn_floats(a, a->D),
+                      GEMM_NR, w->p + j, P, false);
         if (n > 0)
             attn_scores(a, p, w->b, w->h, t, s, n);
         for (int64_t j = n; j < round_up(n, KN_VW); j++)
@@ -251,8 +253,8 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
             continue;
         for (int64_t j = begin; j < seen; j += GEMM_NR) {
             const int64_t at = (s + j) * attn_floats(a, a->D);
-            attn_tile(a, a->D, q, L, 1, w->kt + at, GEMM_NR, p + j, P, false);
-            attn_tile(a, a->D, dout, L, 1, w->vt + at, GEMM_NR, dz + j, P, false);
+            attn_tile(a, rows - i, a->D, q, L, 1, w->kt + at, GEMM_NR, p + j, P, false);
+            attn_tile(a, rows - i, a->D, dout, L, 1, w->vt + at, GEMM_NR, dz + j, P, false);
         }
         for (int64_t r = 0; r < GEMM_MR && t + i + r < a->T; r++)
             row_grads(w, t + i + r, s + begin, seen - begin, v_min_i64(begin, GEMM_MR),
@@ -260,7 +262,7 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
         if (a->pairs)
             panel_pairs(w, t + i, begin, seen, p, dz, along);
         for (int64_t d = 0; d < a->width; d += GEMM_NR)
-            attn_tile(a, seen - begin, a->pairs ? along + begin / 2 : dz + begin,
+            attn_tile(a, rows - i, seen - begin, a->pairs ? along + begin / 2 : dz + begin,
                       a->pairs ? SB / 2 : P, 1, w->k + attn_floats(a, s + begin) * W + d, W,
                       w->dq + (t + i) * W + d, W, true);
     }
@@ -272,10 +274,10 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
         first = first / step * step;
         for (int64_t d = 0; first < last && d < a->width; d += GEMM_NR) {
             const int64_t at = (t + first) / step * W + d, to = (s + c) * W + d;
-            attn_tile(a, last - first, w->p + first * P + c, 1, step * P, w->dout_right + at, W,
-                      w->dv + to, W, true);
-            attn_tile(a, last - first, w->dz + first * P + c, 1, step * P, w->q_right + at, W,
-                      w->dk + to, W, true);
+            attn_tile(a, n - c, last - first, w->p + first * P + c, 1, step * P, w->dout_right + at,
+                      W, w->dv + to, W, true);
+            attn_tile(a, n - c, last - first, w->dz + first * P + c, 1, step * P, w->q_right + at,
+                      W, w->dk + to, W, true);
         }
     }
 }
@@ -343,7 +345,8 @@ typedef struct backward_call {
 static void backward_groups(const void *ctx, int64_t part)
 {
     const backward_call *c = ctx;
-    backward w = { .a = c->a, .x = c->x };
+    attn_drawn drawn = { 0 };
+    backward w = { .a = c->a, .x = c->x, .drawn = &drawn };
     backward_place(&w, c->rooms + part * c->each);
     for (int64_t i;
          (i = atomic_fetch_add_explicit(c->next, 1, memory_order_relaxed)) < c->groups;) {

@@ -87,16 +87,19 @@ VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const void *src, int64_t
     }
 }
 
-/* dst[LINE][width] from `width` rows of a cache line each, `apart` bytes from each other. Where
- * width is no multiple of 4 (it is at least 4), the last group of four overlaps the one before. */
-VEC_INLINE void gemm_pack_line(float *dst, const void *src, int64_t apart, int width, bool pairs)
+/* dst[LINE][width] from n rows of a cache line each, `apart` bytes from each other, and zeros. Where
+ * n is no multiple of 4 (it is at least 4), the last group of four overlaps the one before. */
+VEC_INLINE void gemm_pack_line(float *dst, const void *src, int64_t apart, int64_t n, int width,
+                               bool pairs)
 {
-    for (int i = 0; i < width; i += 4) {
-        const int at = i + 4 <= width ? i : width - 4;
+    for (int64_t i = 0; i < n; i += 4) {
+        const int64_t at = v_min_i64(i, n - 4);
         for (int64_t j = 0; j < LINE; j += 4)
             gemm_transpose4(dst + j * width + at, width, (const char *)src + at * apart + 4 * j,
                             apart, pairs);
     }
+    for (int64_t j = 0; j < LINE && n < width; j++)
+        memset(dst + j * width + n, 0, (size_t)(width - n) * sizeof *dst);
 }
 
 /* One panel: dst[k][width] = src[i * si + k * sk] for i < n <= width, the rest zero. */
@@ -104,19 +107,29 @@ VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t
                                 int64_t kc, int width, kn_dtype t)
 {
     int64_t k = 0;
-    if (n == width && si == 1 && width % KN_VW == 0) {
-        for (; k < kc; k++)
-            for (int i = 0; i < width; i += KN_VW)
-                v_store(dst + k * width + i, v_get(t, gemm_at(src, t, k * sk), i));
-    } else if (n == width && si == 1 && t == KN_F32) {
+    if (n == width && si == 1 && t == KN_F32 && width % KN_VW != 0) {
         for (; k < kc; k++)
             for (int i = 0; i < width; i += 4) {
                 const int at = i + 4 <= width ? i : width - 4;
                 memcpy(dst + k * width + at, (const float *)src + k * sk + at, 4 * sizeof *dst);
             }
-    } else if (n == width && sk == 1 && t == KN_F32) {
-        for (; k + LINE <= kc; k += LINE)
-            gemm_pack_line(dst + k * width, (const float *)src + k, 4 * si, width, false);
+    } else if (si == 1) {
+        for (; k < kc; k++)
+            for (int i = 0; i < width; i += KN_VW) {
+                const void *from = gemm_at(src, t, k * sk);
+                const vf x = n == width && i + KN_VW <= width
+                                 ? v_get(t, from, i)
+                                 : v_get_n(t, from, i, v_max_i64(0, n - i));
+                v_put_n(KN_F32, dst + k * width, i, x, width - i);
+            }
+    } else if (n >= 4 && sk == 1 && t == KN_F32) {
+        for (; k + LINE <= kc; k += LINE) {
+            const float *from = (const float *)src + k;
+            if (n == width)
+                gemm_pack_line(dst + k * width, from, 4 * si, width, width, false);
+            else
+                gemm_pack_line(dst + k * width, from, 4 * si, n, width, false);
+        }
     }
     for (; k < kc; k++) {
         for (int64_t i = 0; i < n; i++)
@@ -132,16 +145,16 @@ VEC_INLINE vf gemm_pair(vf first, vf second, kn_dtype t)
     return t == KN_F32 ? v_pairs(first, second) : (vf)((vu)first | (vu)second >> 16);
 }
 
-/* gemm_pack_line of at most GEMM_NR rows of f32, a line of bf16 each. */
-VEC_INLINE void gemm_round_line(float *dst, const float *src, int64_t si, int width)
+/* gemm_pack_line of rows of f32, a line of bf16 each. */
+VEC_INLINE void gemm_round_line(float *dst, const float *src, int64_t si, int64_t n, int width)
 {
     float line[GEMM_NR * LINE] __attribute__((aligned(64)));
-    for (int64_t i = 0; i < width; i++)
+    for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < LINE; k += KN_VW) {
             const float *at = src + i * si + 2 * k;
             v_store(line + i * LINE + k, v_round_two(v_load(at), v_load(at + KN_VW)));
         }
-    gemm_pack_line(dst, line, 4 * LINE, width, true);
+    gemm_pack_line(dst, line, 4 * LINE, n, width, true);
 }
 
 /* The same of bf16 in pairs, or of f32 rounded to that: [kc / 2][width], of an odd kc with a zero.
@@ -158,12 +171,14 @@ VEC_INLINE void gemm_pack_pairs(float *dst, const void *src, int64_t si, int64_t
                 const vf second = v_get_n(t, gemm_at(src, t, (k + 1) * sk), i, many);
                 v_put_n(KN_F32, dst, i, gemm_pair(first, second, t), width - i);
             }
-    } else if (n == width && sk == 1) {
+    } else if (n >= 4 && sk == 1) {
         for (; k + 2 * LINE <= kc; k += 2 * LINE, dst += LINE * width) {
             if (t == KN_F32)
-                gemm_round_line(dst, (const float *)src + k, si, width);
+                gemm_round_line(dst, (const float *)src + k, si, n, width);
+            else if (n == width)
+                gemm_pack_line(dst, gemm_at(src, t, k), 2 * si, width, width, true);
             else
-                gemm_pack_line(dst, gemm_at(src, t, k), 2 * si, width, true);
+                gemm_pack_line(dst, gemm_at(src, t, k), 2 * si, n, width, true);
         }
     }
     for (; k < kc; k += 2, dst += width)
