@@ -1,6 +1,6 @@
 /* kernels/cpu/vec/attention.h (private): shared by forward and backward of attention. Both walk
  * tiles of QB queries by a block of keys (Dao and others, arXiv:2205.14135); the products inside a
- * tile are gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by
+ * tile are gemm_rows', on copies of the operands in f32 with rows of `width` floats, padded by
  * zeros; of bf16, where the CPU multiplies pairs, on pairs of terms (gemm.h), so that weights and
  * the gradients of scores are rounded to bf16, as in PyTorch, but scores and sums are not. */
 #ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
@@ -51,29 +51,17 @@ static inline int64_t attn_floats(const attn *a, int64_t n)
     return a->pairs ? ceil_div(n, 2) : n;
 }
 
-VEC_INLINE void attn_tile_of(int rows, const attn *a, int64_t terms, const float *left, int64_t li,
-                             int64_t lk, const float *b, int64_t bk, float *c, int64_t ldc,
-                             bool add)
-{
-    if (a->pairs)
-        gemm_rows(rows, ceil_div(terms, 2), left, li, lk, b, bk, c, ldc, add, NULL, true, NULL);
-    else
-        gemm_rows(rows, terms, left, li, lk, b, bk, c, ldc, add, NULL, false, NULL);
-}
-
-/* gemm_tile of so many rows, by thirds, and terms, b with rows of bk floats. */
+/* gemm_some_rows of so many terms, b with rows of bk floats. */
 static __attribute__((noinline)) void attn_tile(const attn *a, int64_t rows, int64_t terms,
                                                 const float *left, int64_t li, int64_t lk,
                                                 const float *b, int64_t bk, float *c, int64_t ldc,
                                                 bool add)
 {
-    enum { THIRD = GEMM_MR / 3 };
-    if (rows > 2 * THIRD)
-        attn_tile_of(GEMM_MR, a, terms, left, li, lk, b, bk, c, ldc, add);
-    else if (rows > THIRD)
-        attn_tile_of(2 * THIRD, a, terms, left, li, lk, b, bk, c, ldc, add);
+    const int64_t kc = attn_floats(a, terms);
+    if (a->pairs)
+        gemm_some_rows(rows, kc, left, li, lk, b, bk, c, ldc, add, NULL, true, NULL);
     else
-        attn_tile_of(THIRD, a, terms, left, li, lk, b, bk, c, ldc, add);
+        gemm_some_rows(rows, kc, left, li, lk, b, bk, c, ldc, add, NULL, false, NULL);
 }
 
 /* x has dtype t and is dense in the last dim, or isn't there. */
@@ -285,7 +273,7 @@ static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int
 enum { DRAWN = 64 }; /* vec_words makes so many at a time, or a divisor */
 typedef struct attn_drawn {
     int64_t begin, end;
-    float f[KB + 2 * DRAWN];
+    float f[KB + DRAWN];
 } attn_drawn;
 
 /* The factors, 0 or kept, of n <= KB keys from s on; those that fill a vector follow. Short rows
@@ -297,7 +285,7 @@ static inline const float *attn_factors(const attn *a, attn_drawn *d, int64_t ro
     const int64_t begin = row * a->S + s, end = begin + round_up(n, KN_VW);
     if (begin >= d->begin && end <= d->end)
         return d->f + (begin - d->begin);
-    uint32_t word[KB + 2 * DRAWN];
+    uint32_t word[KB + DRAWN];
     d->begin = begin / DRAWN * DRAWN;
     d->end = round_up(end, DRAWN);
     vec_words(a->seed, a->stream, (uint64_t)d->begin, d->end - d->begin, word);

@@ -294,29 +294,37 @@ VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, co
     gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias, false, NULL);
 }
 
+/* gemm_rows of the first m rows, rounded up to thirds of GEMM_MR, at most all of them: a tile of
+ * fewer rows takes less time. */
+VEC_INLINE void gemm_some_rows(int64_t m, int64_t kc, const float *a, int64_t ai, int64_t ak,
+                               const float *b, int64_t bk, float *c, int64_t ldc, bool add,
+                               const float *bias, bool pairs, gemm_ahead *ahead)
+{
+    enum { THIRD = GEMM_MR / 3 };
+    if (m > 2 * THIRD)
+        gemm_rows(GEMM_MR, kc, a, ai, ak, b, bk, c, ldc, add, bias, pairs, ahead);
+    else if (m > THIRD)
+        gemm_rows(2 * THIRD, kc, a, ai, ak, b, bk, c, ldc, add, bias, pairs, ahead);
+    else
+        gemm_rows(THIRD, kc, a, ai, ak, b, bk, c, ldc, add, bias, pairs, ahead);
+}
+
 /* The same on packed panels of kc floats a row, for the m x n corner of the tile; c beyond it is
- * not touched. bias has GEMM_NR readable values. A tile of fewer rows takes less time, by thirds:
- * it isn't multiplied with the rows of zeros behind it. */
+ * not touched. bias has GEMM_NR readable values. */
 VEC_INLINE void gemm_micro(int64_t kc, const float *left, const float *right, float *c, int64_t ldc,
                            int64_t m, int64_t n, bool add, const float *bias, bool pairs,
                            gemm_ahead *ahead)
 {
-    enum { THIRD = GEMM_MR / 3 };
     float corner[GEMM_MR * GEMM_NR], *to = c;
-    const bool whole = m % THIRD == 0 && n == GEMM_NR;
-    const int64_t ld = whole ? ldc : GEMM_NR, MR = GEMM_MR;
+    const bool whole = m % (GEMM_MR / 3) == 0 && n == GEMM_NR;
+    const int64_t ld = whole ? ldc : GEMM_NR;
     if (!whole) {
         memset(corner, 0, sizeof corner);
         for (int64_t i = 0; add && i < m; i++)
             memcpy(corner + i * GEMM_NR, c + i * ldc, (size_t)n * sizeof *c);
         to = corner;
     }
-    if (m > 2 * THIRD)
-        gemm_rows(GEMM_MR, kc, left, 1, MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
-    else if (m > THIRD)
-        gemm_rows(2 * THIRD, kc, left, 1, MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
-    else
-        gemm_rows(THIRD, kc, left, 1, MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
+    gemm_some_rows(m, kc, left, 1, GEMM_MR, right, GEMM_NR, to, ld, add, bias, pairs, ahead);
     for (int64_t i = 0; !whole && i < m; i++)
         memcpy(c + i * ldc, corner + i * GEMM_NR, (size_t)n * sizeof *c);
 }
