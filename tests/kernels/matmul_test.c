@@ -320,11 +320,11 @@ KN_TEST(matmul, bits_survive_cuts)
     }
 }
 
-/* A bf16 product of up to 512 terms is one chain of multiply-adds in ascending k, also where the
+/* A bf16 product of up to 1024 terms is one chain of multiply-adds in ascending k, also where the
  * CPU multiplies pairs of terms (gemm.h). */
 KN_TEST(matmul, bf16_pairs_are_chains)
 {
-    static const int64_t K[] = { 1, 2, 7, 31, 32, 33, 64, 95, 257, 384, 511, 512 };
+    static const int64_t K[] = { 1, 2, 7, 31, 32, 33, 64, 95, 257, 512, 1023, 1024 };
     static const int64_t M[] = { 5, 12, 25, 270 }, N[] = { 5, 31, 32, 70 };
     if (!kn_cpu_multiplies_pairs())
         KN_SKIP("the CPU or KNAP_ISA has no products of pairs");
