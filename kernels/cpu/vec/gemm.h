@@ -87,8 +87,8 @@ VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const void *src, int64_t
     }
 }
 
-/* dst[LINE][width] from n rows of a cache line each, `apart` bytes from each other, and zeros. Where
- * n is no multiple of 4 (it is at least 4), the last group of four overlaps the one before. */
+/* dst[LINE][width] from n rows of a cache line each, `apart` bytes from each other, and zeros.
+ * n is at least 4; where it is no multiple of 4, the last four overlap those before. */
 VEC_INLINE void gemm_pack_line(float *dst, const void *src, int64_t apart, int64_t n, int width,
                                bool pairs)
 {
