@@ -125,7 +125,7 @@ VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t
     } else if (n >= 4 && sk == 1 && t == KN_F32) {
         for (; k + LINE <= kc; k += LINE) {
             const float *from = (const float *)src + k;
-            if (n == width)
+            if (n == width) /* a constant */
                 gemm_pack_line(dst + k * width, from, 4 * si, width, width, false);
             else
                 gemm_pack_line(dst + k * width, from, 4 * si, n, width, false);
@@ -248,10 +248,11 @@ VEC_INLINE void gemm_rows(int rows, int64_t kc, const float *a, int64_t ai, int6
                           const float *b, int64_t bk, float *c, int64_t ldc, bool add,
                           const float *bias, bool pairs, gemm_ahead *ahead)
 {
+    const bool spread = ahead && kc >= rows * AHEAD;
     vf s[GEMM_MR][2];
     for (int i = 0; i < rows; i++) {
         s[i][0] = s[i][1] = v_zero();
-        if (!ahead)
+        if (!spread)
             gemm_ask_row(c + i * ldc);
     }
     for (int64_t k = 0; k < kc;) {
@@ -259,7 +260,7 @@ VEC_INLINE void gemm_rows(int rows, int64_t kc, const float *a, int64_t ai, int6
         if (ahead) {
             gemm_ask(ahead);
             gemm_ask(ahead + 1);
-            if (k < rows * AHEAD)
+            if (spread && k < rows * AHEAD)
                 gemm_ask_row(c + k / AHEAD * ldc);
         }
         for (; k < end; k++) {
