@@ -123,13 +123,8 @@ VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t
                 v_put_n(KN_F32, dst + k * width, i, x, width - i);
             }
     } else if (n >= 4 && sk == 1 && t == KN_F32) {
-        for (; k + LINE <= kc; k += LINE) {
-            const float *from = (const float *)src + k;
-            if (n == width) /* a constant */
-                gemm_pack_line(dst + k * width, from, 4 * si, width, width, false);
-            else
-                gemm_pack_line(dst + k * width, from, 4 * si, n, width, false);
-        }
+        for (; k + LINE <= kc; k += LINE)
+            gemm_pack_line(dst + k * width, (const float *)src + k, 4 * si, n, width, false);
     }
     for (; k < kc; k++) {
         for (int64_t i = 0; i < n; i++)
@@ -175,8 +170,6 @@ VEC_INLINE void gemm_pack_pairs(float *dst, const void *src, int64_t si, int64_t
         for (; k + 2 * LINE <= kc; k += 2 * LINE, dst += LINE * width) {
             if (t == KN_F32)
                 gemm_round_line(dst, (const float *)src + k, si, n, width);
-            else if (n == width)
-                gemm_pack_line(dst, gemm_at(src, t, k), 2 * si, width, width, true);
             else
                 gemm_pack_line(dst, gemm_at(src, t, k), 2 * si, n, width, true);
         }
