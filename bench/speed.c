@@ -122,6 +122,8 @@ static bool init(work *w, int argc, char **argv)
         w->clip = true;
         return kn_vit_init(&w->net.vit, c, KN_F32, KN_META);
     }
+    if (strncmp(name, "resnet", 6) != 0)
+        return kn_fail("--model %s: there is no such model; --help lists some names", name);
     kn_resnet_config c;
     if (!kn_resnet_preset(name, &c))
         return false;
